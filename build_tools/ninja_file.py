@@ -1,0 +1,205 @@
+"""What is compiled how, as a ninja file. The only place that knows compiler flags.
+
+    generated_kernels/<family>/*.cu --nvcc--+
+    csrc/runtime/*.cpp --------------g++----+--> lib/libcudal2.so        (without nvcc: csrc/runtime/absent.cpp alone)
+    csrc/ops.cpp --g++, torch's stable headers---> lib/libcudal2_ops.so
+    csrc/tools.cpp --g++, pybind11---------------> _tools.<python>.so
+
+nvcc never sees a torch header. Every path inside the repository is relative to its root, where ninja runs.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from build_tools import torch_headers
+from build_tools.arch import Arch
+from build_tools.cuda import Toolkit
+from build_tools.errors import BuildError
+from build_tools.host import Interpreter
+from build_tools.torch_headers import Torch
+
+BUILD = Path("build/native")
+HOPPER_FAMILY = "sm90"
+"""The folder of generated_kernels/ that only 9.0a can compile."""
+
+_COMMON = ["-std=c++17", "-DNDEBUG", "-Icsrc"]
+_CXX = ["-O2", *_COMMON, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
+_NVCC = [
+    "-O3",
+    *_COMMON,
+    "--expt-relaxed-constexpr",
+    *("-cudart", "static"),
+    *("-Xcompiler", "-fPIC,-fvisibility=hidden"),
+    *("-Xptxas", "-v,-warn-spills"),
+]
+# The static cudart's symbols stay inside: torch brings a cudart of its own into the same process.
+_LINK = ["-shared", "-s", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"]
+
+# The interpreter goes through the environment: another one (each isolated build may have its own) rebuilds nothing.
+_RULES = """\
+rule nvcc
+  command = $$CUDAL2_PYTHON build_tools/nvcc_checked.py $in $out -- $nvcc $flags -MD -MF $out.d -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = nvcc $in
+
+rule cxx
+  command = $cxx $flags -MD -MF $out.d -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = g++ $in
+
+rule link
+  command = $cxx $flags -o $out $in $libraries
+  description = link $out
+"""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything that was found on this machine. No toolkit: a fallback-only build."""
+
+    root: Path
+    cxx: str
+    torch: Torch
+    pybind11: Path
+    interpreters: tuple[Interpreter, ...]
+    archs: tuple[Arch, ...] = ()
+    toolkit: Toolkit | None = None
+    cutlass: Path | None = None
+    custom_cxx: bool = False
+    """Whether the user named the C++ compiler (CXX): nvcc then uses it too."""
+    why_fallback: str = ""
+
+    @property
+    def info(self) -> str:
+        """What `cudal2 info` says about the build: nvcc and the architectures, or ``fallback-only: <why>``."""
+        if self.toolkit is None:
+            return f"fallback-only: {self.why_fallback}"
+        names = [arch.sm for arch in self.archs] + [f"compute_{a.major}{a.minor}" for a in self.archs if a.ptx]
+        return f"nvcc {self.toolkit.version}, {' '.join(names)}"
+
+
+@dataclass
+class NinjaFile:
+    """The text of a ninja file, and what it makes, as paths relative to the repository's root."""
+
+    edges: list[str] = field(default_factory=list)
+    libraries: list[Path] = field(default_factory=list)
+    tools: list[Path] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(["ninja_required_version = 1.8", f"builddir = {BUILD}", "", _RULES, *self.edges])
+
+    def edge(self, rule: str, output: Path, inputs: Iterable[Path], **variables: str) -> Path:
+        """Add one build step; `variables` are complete shell text. Returns `output`."""
+        lines = [f"build {_path(output)}: {rule} {' '.join(map(_path, inputs))}"]
+        lines += [f"  {name} = {value}" for name, value in variables.items()]
+        self.edges.append("\n".join(lines) + "\n")
+        return output
+
+
+def generate(setup: Setup) -> NinjaFile:
+    """The ninja file for `setup`. Raises BuildError if the source tree is not complete."""
+    ninja = NinjaFile()
+    core = _core_library(ninja, setup)
+    ninja.libraries = [core, _ops_library(ninja, setup, core)]
+    ninja.tools = [_tools_module(ninja, setup, core, interpreter) for interpreter in setup.interpreters]
+    return ninja
+
+
+def _core_library(ninja: NinjaFile, setup: Setup) -> Path:
+    """libcudal2.so: kernels and runtime."""
+    runtime = _sources(setup.root, "csrc/runtime", "*.cpp")
+    absent = Path("csrc/runtime/absent.cpp")
+    libraries: list[str] = []
+    if setup.toolkit is None:
+        objects = [_compile(ninja, setup, absent, [])]
+    else:
+        includes = _system(setup.toolkit.includes)
+        objects = [_compile(ninja, setup, source, includes) for source in runtime if source != absent]
+        objects += [_compile_kernels(ninja, setup, setup.toolkit, source) for source in _kernel_sources(setup)]
+        libraries = [f"-L{setup.toolkit.cudart}", "-lcudart_static", "-lrt", "-lpthread", "-ldl"]
+    flags = [*_LINK, "-Wl,-soname,libcudal2.so"]
+    return _link(ninja, setup, BUILD / "lib/libcudal2.so", objects, flags, libraries)
+
+
+def _ops_library(ninja: NinjaFile, setup: Setup, core: Path) -> Path:
+    """libcudal2_ops.so: the torch ops. No path to torch's libraries goes in: the process has loaded them before."""
+    flags = [f"-DTORCH_TARGET_VERSION={torch_headers.TARGET_VERSION}", *_system(setup.torch.includes)]
+    compiled = _compile(ninja, setup, Path("csrc/ops.cpp"), flags)
+    libraries = [f"-L{setup.torch.libraries}", "-ltorch_cpu", "-ltorch", "-ldl"]
+    return _link(
+        ninja, setup, core.with_name("libcudal2_ops.so"), [compiled, core], [*_LINK, "-Wl,-rpath,$ORIGIN"], libraries
+    )
+
+
+def _tools_module(ninja: NinjaFile, setup: Setup, core: Path, interpreter: Interpreter) -> Path:
+    """_tools.<python>.so: pybind11 module. Python's own symbols come from the interpreter that loads it."""
+    name = f"_tools{interpreter.suffix}"
+    flags = _system([setup.pybind11, interpreter.include])
+    compiled = _compile(ninja, setup, Path("csrc/tools.cpp"), flags, BUILD / "obj" / f"{name}.o")
+    link = [flag for flag in _LINK if flag != "-Wl,--no-undefined"]
+    return _link(ninja, setup, BUILD / name, [compiled, core], [*link, "-Wl,-rpath,$ORIGIN/lib"], ["-ldl"])
+
+
+def _kernel_sources(setup: Setup) -> list[Path]:
+    """The generated sources that some listed architecture can compile."""
+    hopper = any(arch.is_hopper for arch in setup.archs)
+    sources = _sources(setup.root, "generated_kernels", "*/*.cu")
+    return [source for source in sources if hopper or source.parent.name != HOPPER_FAMILY]
+
+
+def _compile_kernels(ninja: NinjaFile, setup: Setup, toolkit: Toolkit, source: Path) -> Path:
+    archs = [arch for arch in setup.archs if arch.is_hopper or source.parent.name != HOPPER_FAMILY]
+    # The Hopper kernels' PTX would run nowhere else: 9.0a is not carried over to later architectures.
+    gencode = [
+        flag for arch in archs for flag in arch.gencode() if source.parent.name != HOPPER_FAMILY or "sm_" in flag
+    ]
+    includes = _system([*toolkit.includes, *([setup.cutlass] if setup.cutlass else [])])
+    host = ["-ccbin", setup.cxx] if setup.custom_cxx else []
+    flags = [*_NVCC, *gencode, *includes, *host]
+    return ninja.edge("nvcc", _object(source), [source], nvcc=_shell([str(toolkit.nvcc)]), flags=_shell(flags))
+
+
+def _compile(ninja: NinjaFile, setup: Setup, source: Path, flags: list[str], target: Path | None = None) -> Path:
+    path = setup.root / source
+    if not path.is_file():
+        raise BuildError(f"{source} is missing: the source tree is not complete.")
+    if "CUDAL2_BUILD_INFO" in path.read_text(encoding="utf-8"):
+        flags = [*flags, f'-DCUDAL2_BUILD_INFO="{setup.info}"']
+    target = target or _object(source)
+    return ninja.edge("cxx", target, [source], cxx=_shell([setup.cxx]), flags=_shell([*_CXX, *flags]))
+
+
+def _link(
+    ninja: NinjaFile, setup: Setup, target: Path, inputs: list[Path], flags: list[str], libraries: list[str]
+) -> Path:
+    shell = {"cxx": _shell([setup.cxx]), "flags": _shell(flags), "libraries": _shell(libraries)}
+    return ninja.edge("link", target, inputs, **shell)
+
+
+def _sources(root: Path, folder: str, pattern: str) -> list[Path]:
+    return sorted(path.relative_to(root) for path in (root / folder).glob(pattern))
+
+
+def _object(source: Path) -> Path:
+    return BUILD / "obj" / source.with_suffix(source.suffix + ".o")
+
+
+def _system(folders: Iterable[Path]) -> list[str]:
+    return [word for folder in folders for word in ("-isystem", str(folder))]
+
+
+def _shell(words: list[str]) -> str:
+    """`words` as text that ninja passes on and the shell reads as these words."""
+    return shlex.join(words).replace("$", "$$")
+
+
+def _path(path: Path) -> str:
+    return str(path).replace("$", "$$").replace(" ", "$ ").replace(":", "$:")
