@@ -1,0 +1,154 @@
+#include "runtime/launch.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <atomic>
+#include <unordered_map>
+
+#include "kernels/params.h"
+#include "runtime/device.h"
+#include "runtime/tensor_map.h"
+
+namespace cudal2 {
+namespace {
+
+constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 512;  // tile coordinates are 32-bit
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+TileOrder tile_order(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
+  TileOrder order;
+  order.tiles_m = static_cast<int>(ceil_div(args.m, int64_t{kernel.bm} * kernel.cluster_m));
+  order.tiles_n = static_cast<int>(ceil_div(args.n, int64_t{kernel.bn} * kernel.cluster_n));
+  order.group = std::max(1, knobs.group);
+  order.raster = knobs.raster;
+  return order;
+}
+
+cudaError_t launch_grid(const KernelInfo& kernel, const LaunchKnobs& knobs, int ctas, void* params, void* stream) {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(ctas);
+  config.blockDim = dim3(kernel.threads);
+  config.dynamicSmemBytes = kernel.smem_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = attributes;
+  const int cluster = kernel.cluster_m * kernel.cluster_n * kernel.split;
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    ++config.numAttrs;
+  }
+  if (knobs.pdl) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
+    ++config.numAttrs;
+  }
+  void* arguments[] = {params};
+  return cudaLaunchKernelExC(&config, kernel.function, arguments);
+}
+
+// Loads the kernel on this device and raises its shared-memory limit, once. Loading is not a stream operation, but the
+// driver may allocate for it, so a capture in progress on this thread is told to allow that.
+cudaError_t prepare(const KernelInfo& kernel) {
+  cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  cudaError_t error =
+      cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
+  if (error == cudaSuccess && kernel.cluster_m * kernel.cluster_n * kernel.split > 8) {
+    error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  cudaThreadExchangeStreamCaptureMode(&mode);
+  return error;
+}
+
+// prepare(), remembered per (kernel, device): one relaxed load on the hot path.
+cudaError_t prepare_once(const KernelInfo& kernel, int device) {
+  static auto prepared = [] {
+    std::unordered_map<const KernelInfo*, std::atomic<uint64_t>> map;  // its shape is fixed from here on
+    for (const KernelInfo* known : kernels()) map[known] = 0;
+    return map;
+  }();
+  std::atomic<uint64_t>& devices = prepared.find(&kernel)->second;
+  const uint64_t bit = uint64_t{1} << (device % 64);
+  if (devices.load(std::memory_order_acquire) & bit) return cudaSuccess;
+  const cudaError_t error = prepare(kernel);
+  if (error == cudaSuccess) devices.fetch_or(bit, std::memory_order_release);
+  return error;
+}
+
+}  // namespace
+
+int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args, void* stream) {
+  Sm90Params params;
+  const MatrixView a{args.a, args.m, args.k, args.lda, kernel.bm / kernel.cluster_n, args.dtype};
+  const bool tn = args.layout == Layout::tn;
+  const MatrixView b{args.b,
+                     tn ? args.n : args.k,
+                     tn ? args.k : args.n,
+                     args.ldb,
+                     (tn ? kernel.bn : kernel.bk) / kernel.cluster_m,
+                     args.dtype};
+  if (tensor_map(a, &params.tma_a) != CUDA_SUCCESS || tensor_map(b, &params.tma_b) != CUDA_SUCCESS) {
+    return cudaErrorInvalidValue;
+  }
+  params.c = args.c;
+  params.bias = args.bias;
+  params.ldc = args.ldc;
+  params.m = static_cast<int>(args.m);
+  params.n = static_cast<int>(args.n);
+  params.k_blocks = static_cast<int>(ceil_div(args.k, kernel.bk));
+  params.order = tile_order(kernel, knobs, args);
+  params.tiles = params.order.tiles_m * params.order.tiles_n;
+
+  const int cluster = kernel.cluster_m * kernel.cluster_n * kernel.split;
+  int clusters = params.tiles;
+  if (knobs.ctas > 0 && kernel.split == 1) clusters = std::min(clusters, std::max(1, knobs.ctas / cluster));
+  return launch_grid(kernel, knobs, clusters * cluster, &params, stream);
+}
+
+int launch_wmma(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args, void* stream) {
+  WmmaParams params;
+  params.a = args.a;
+  params.b = args.b;
+  params.c = args.c;
+  params.bias = args.bias;
+  params.lda = args.lda;
+  params.ldb = args.ldb;
+  params.ldc = args.ldc;
+  params.m = static_cast<int>(args.m);
+  params.n = static_cast<int>(args.n);
+  params.k = static_cast<int>(args.k);
+  params.order = tile_order(kernel, knobs, args);
+  return launch_grid(kernel, knobs, params.order.tiles_m * params.order.tiles_n, &params, stream);
+}
+
+const char* unsupported(const KernelInfo& kernel, const GemmArgs& args, int device) {
+  const int arch = device_arch(device);
+  const auto misaligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 != 0; };
+  if (arch < kernel.min_arch || arch > kernel.max_arch) return "the kernel is not compiled for this device's architecture";
+  if (args.dtype != kernel.dtype) return "dtype: the kernel is of the other half-precision type";
+  if (args.layout != kernel.layout) return "layout: the kernel expects B stored the other way";
+  if (args.m < 1 || args.n < 1 || args.k < 1) return "shape: M, N and K must be at least 1";
+  if (args.m > kMaxExtent || args.n > kMaxExtent || args.k > kMaxExtent) return "shape: M, N and K must be below 2^31 - 512";
+  const int64_t tiles = ceil_div(args.m, kernel.bm) * ceil_div(args.n, kernel.bn) * kernel.split;
+  if (tiles > kMaxExtent) return "shape: more tiles than a grid has";
+  if (ceil_div(args.k, kernel.bk) < kernel.split) return "shape: K has fewer blocks than the kernel's split";
+  if (misaligned(args.a) || misaligned(args.b) || misaligned(args.c)) return "alignment: A, B and C must start at 16 bytes";
+  if (args.lda % 8 || args.ldb % 8 || args.ldc % 8) return "pitch: of A, B and C must be a multiple of 8 elements";
+  if (args.n % 8) return "shape: N must be a multiple of 8";
+  const int64_t columns_b = args.layout == Layout::nn ? args.n : args.k;
+  if (args.lda < args.k || args.ldb < columns_b || args.ldc < args.n) return "pitch: rows of A, B or C overlap";
+  return nullptr;
+}
+
+const char* launch(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args, int device, void* stream) {
+  cudaError_t error = prepare_once(kernel, device);
+  if (error == cudaSuccess) error = static_cast<cudaError_t>(kernel.launch(kernel, knobs, args, stream));
+  if (error == cudaSuccess) return nullptr;
+  cudaGetLastError();  // ours to report: it must not surface in torch's next check
+  return cudaGetErrorString(error);
+}
+
+}  // namespace cudal2

@@ -1,0 +1,273 @@
+// Plan tables: one CSV per GPU, read once per device, looked up without a lock afterwards.
+//
+// A device takes the table measured on its own model; else the table of its architecture whose GPU has the nearest
+// number of multiprocessors (then its plans are valid but untuned); else none, and every shape goes to cuBLAS.
+#include <dirent.h>
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdlib>
+#include <fstream>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <sstream>
+#include <stdexcept>
+
+#include "runtime/device.h"
+#include "runtime/gemm.h"
+
+namespace cudal2 {
+namespace {
+
+struct Key {
+  int64_t m = 0, n = 0, k = 0;
+  int kind = -1;  // dtype * 2 + layout; -1: an empty slot
+
+  bool operator==(const Key& other) const {
+    return m == other.m && n == other.n && k == other.k && kind == other.kind;
+  }
+};
+
+Key make_key(DType dtype, Layout layout, int64_t m, int64_t n, int64_t k) {
+  return {m, n, k, static_cast<int>(dtype) * 2 + static_cast<int>(layout)};
+}
+
+size_t hash_of(const Key& key) {
+  uint64_t hash = static_cast<uint64_t>(key.kind) + 1;
+  for (const int64_t part : {key.m, key.n, key.k}) hash = (hash ^ static_cast<uint64_t>(part)) * 0x9E3779B97F4A7C15ull;
+  return hash ^ (hash >> 29);
+}
+
+// Open addressing with linear probing, at most half full.
+class Table {
+ public:
+  explicit Table(const std::vector<std::pair<Key, Plan>>& plans) : count_(plans.size()) {
+    size_t size = 16;
+    while (size < 2 * plans.size()) size *= 2;
+    slots_.resize(size);
+    for (const auto& plan : plans) slot(plan.first) = plan;
+  }
+  const Plan* find(const Key& key) const {
+    const auto& found = const_cast<Table*>(this)->slot(key);
+    return found.first == key ? &found.second : nullptr;
+  }
+  size_t size() const { return count_; }
+
+ private:
+  std::pair<Key, Plan>& slot(const Key& key) {
+    size_t i = hash_of(key) & (slots_.size() - 1);
+    while (slots_[i].first.kind != -1 && !(slots_[i].first == key)) i = (i + 1) & (slots_.size() - 1);
+    return slots_[i];
+  }
+  size_t count_;
+  std::vector<std::pair<Key, Plan>> slots_;
+};
+
+// CSV -----------------------------------------------------------------------------------------------------------------
+
+std::vector<std::string> split(const std::string& line) {
+  std::vector<std::string> cells;
+  std::stringstream stream(line);
+  for (std::string cell; std::getline(stream, cell, ',');) cells.push_back(cell);
+  if (!line.empty() && line.back() == ',') cells.emplace_back();
+  return cells;
+}
+
+void drop_carriage_return(std::string& line) {
+  if (!line.empty() && line.back() == '\r') line.pop_back();
+}
+
+// The `# key: value` lines at a table's head.
+std::map<std::string, std::string> read_header(const std::string& path) {
+  std::map<std::string, std::string> header;
+  std::ifstream file(path);
+  for (std::string line; std::getline(file, line) && line.rfind("# ", 0) == 0;) {
+    drop_carriage_return(line);
+    const size_t colon = line.find(": ");
+    if (colon != std::string::npos) header[line.substr(2, colon - 2)] = line.substr(colon + 2);
+  }
+  return header;
+}
+
+class Row {
+ public:
+  Row(const std::string& path, int line, const std::vector<std::string>& names, const std::string& text)
+      : path_(path), line_(line) {
+    const std::vector<std::string> cells = split(text);
+    if (cells.size() != names.size()) {
+      fail("has " + std::to_string(cells.size()) + " cells; expected " + std::to_string(names.size()));
+    }
+    for (size_t i = 0; i < names.size(); ++i) cells_[names[i]] = cells[i];
+  }
+  [[noreturn]] void fail(const std::string& what) const {
+    throw std::runtime_error("cudal2: plan table " + path_ + ", line " + std::to_string(line_) + ": " + what);
+  }
+  const std::string& text(const char* name) const {
+    const auto cell = cells_.find(name);
+    if (cell == cells_.end()) fail(std::string("no column '") + name + "'");
+    return cell->second;
+  }
+  int64_t integer(const char* name, int64_t least) const {
+    char* end = nullptr;
+    const int64_t value = std::strtoll(text(name).c_str(), &end, 10);
+    if (text(name).empty() || *end != '\0' || value < least || value > (int64_t{1} << 40)) {
+      fail(std::string(name) + "='" + text(name) + "'; expected an integer of at least " + std::to_string(least));
+    }
+    return value;
+  }
+  float number(const char* name) const {
+    char* end = nullptr;
+    const float value = std::strtof(text(name).c_str(), &end);
+    if (*end != '\0' || value < 0) fail(std::string(name) + "='" + text(name) + "'; expected a time in microseconds");
+    return value;
+  }
+  int choice(const char* name, const char* zero, const char* one) const {
+    if (text(name) == zero) return 0;
+    if (text(name) == one) return 1;
+    fail(std::string(name) + "='" + text(name) + "'; expected " + zero + " or " + one);
+  }
+
+ private:
+  std::string path_;
+  int line_;
+  std::map<std::string, std::string> cells_;
+};
+
+std::pair<Key, Plan> read_plan(const Row& row, int arch) {
+  const auto dtype = static_cast<DType>(row.choice("dtype", "f16", "bf16"));
+  const auto layout = static_cast<Layout>(row.choice("layout", "nn", "tn"));
+  const Key key = make_key(dtype, layout, row.integer("m", 1), row.integer("n", 1), row.integer("k", 1));
+  Plan plan;
+  plan.use_own = row.choice("use", "cublas", "own") == 1;
+  plan.us = row.number("us");
+  plan.torch_us = row.number("torch_us");
+  plan.knobs.group = static_cast<int>(row.integer("group", 1));
+  plan.knobs.raster = row.choice("raster", "0", "1");
+  plan.knobs.ctas = static_cast<int>(row.integer("ctas", 0));
+  plan.knobs.pdl = row.choice("pdl", "0", "1") == 1;
+  const std::string& name = row.text("kernel");
+  plan.kernel = find_kernel(name);
+  if (plan.kernel == nullptr) row.fail("kernel '" + name + "' is not compiled into this build");
+  if (plan.kernel->dtype != dtype || plan.kernel->layout != layout) {
+    row.fail("kernel '" + name + "' is of another dtype or layout than the row");
+  }
+  if (arch < plan.kernel->min_arch || arch > plan.kernel->max_arch) {
+    row.fail("kernel '" + name + "' does not run on the table's architecture");
+  }
+  return {key, plan};
+}
+
+std::vector<std::pair<Key, Plan>> read_plans(const std::string& path, int arch) {
+  std::ifstream file(path);
+  if (!file) throw std::runtime_error("cudal2: plan table " + path + ": cannot be read");
+  std::vector<std::string> names;
+  std::vector<std::pair<Key, Plan>> plans;
+  int number = 0;
+  for (std::string line; std::getline(file, line);) {
+    ++number;
+    drop_carriage_return(line);
+    if (line.empty() || line[0] == '#') continue;
+    if (names.empty()) {
+      names = split(line);
+    } else {
+      plans.push_back(read_plan(Row(path, number, names, line), arch));
+    }
+  }
+  if (names.empty()) throw std::runtime_error("cudal2: plan table " + path + ": no header row");
+  return plans;
+}
+
+// Directory -----------------------------------------------------------------------------------------------------------
+
+std::string& plan_directory() {
+  static std::string directory = [] {
+    if (const char* chosen = std::getenv("CUDAL2_PLANS")) return std::string(chosen);
+    Dl_info info;
+    if (dladdr(reinterpret_cast<const void*>(&find_plan), &info) == 0 || info.dli_fname == nullptr) return std::string();
+    const std::string library = info.dli_fname;  // <package>/lib/libcudal2.so
+    const size_t slash = library.rfind('/');
+    return (slash == std::string::npos ? std::string(".") : library.substr(0, slash)) + "/../plans";
+  }();
+  return directory;
+}
+
+std::vector<std::string> table_files(const std::string& directory) {
+  std::vector<std::string> files;
+  if (DIR* open = opendir(directory.c_str())) {
+    while (const dirent* entry = readdir(open)) {
+      const std::string name = entry->d_name;
+      if (name.size() > 4 && name.compare(name.size() - 4, 4, ".csv") == 0) files.push_back(directory + "/" + name);
+    }
+    closedir(open);
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+int arch_of(const std::map<std::string, std::string>& header) {
+  const auto arch = header.find("arch");
+  return arch == header.end() ? 0 : static_cast<int>(std::atof(arch->second.c_str()) * 10 + 0.5);
+}
+
+struct Loaded {
+  DeviceStatus status;
+  std::unique_ptr<Table> table;
+};
+
+std::unique_ptr<Loaded> load(int device) {
+  const Device& properties = device_properties(device);
+  auto loaded = std::make_unique<Loaded>();
+  loaded->status.gpu = properties.name;
+  loaded->status.arch = properties.arch;
+  loaded->status.sm_count = properties.sm_count;
+  int nearest = 1 << 30;
+  for (const std::string& file : table_files(plan_directory())) {
+    const auto header = read_header(file);
+    const auto gpu = header.find("gpu");
+    if (gpu == header.end() || arch_of(header) / 10 != properties.arch / 10) continue;
+    const auto sms = header.find("sms");
+    const bool same = gpu->second == properties.name;
+    const int distance = same ? -1 : std::abs((sms == header.end() ? 0 : std::atoi(sms->second.c_str())) - properties.sm_count);
+    if (distance >= nearest) continue;
+    nearest = distance;
+    loaded->status.table = file;
+    loaded->status.table_gpu = gpu->second;
+    loaded->status.tuned = same;
+  }
+  std::vector<std::pair<Key, Plan>> plans;
+  if (!kernels().empty() && !loaded->status.table.empty()) plans = read_plans(loaded->status.table, properties.arch);
+  loaded->table = std::make_unique<Table>(plans);
+  loaded->status.plans = static_cast<int>(loaded->table->size());
+  return loaded;
+}
+
+std::atomic<const Loaded*> loaded_tables[kMaxDevices];
+
+const Loaded& loaded_for(int device) {
+  if (device >= 0 && device < kMaxDevices) {
+    if (const Loaded* ready = loaded_tables[device].load(std::memory_order_acquire)) return *ready;
+  }
+  static std::mutex mutex;
+  const std::lock_guard<std::mutex> lock(mutex);
+  device_properties(device);  // throws if there is no such device
+  const Loaded* ready = loaded_tables[device].load(std::memory_order_acquire);
+  if (ready == nullptr) {
+    ready = load(device).release();  // lives as long as the process
+    loaded_tables[device].store(ready, std::memory_order_release);
+  }
+  return *ready;
+}
+
+}  // namespace
+
+void set_plan_directory(const std::string& directory) { plan_directory() = directory; }
+
+const Plan* find_plan(int device, DType dtype, Layout layout, int64_t m, int64_t n, int64_t k) {
+  return loaded_for(device).table->find(make_key(dtype, layout, m, n, k));
+}
+
+DeviceStatus device_status(int device) { return loaded_for(device).status; }
+
+}  // namespace cudal2

@@ -1,0 +1,72 @@
+#include "runtime/tensor_map.h"
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <memory>
+
+namespace cudal2 {
+namespace {
+
+using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, void*, const cuuint64_t*,
+                                 const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
+                                 CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
+
+// Looked up at run time, so that the library also loads where there is no driver.
+EncodeTiled encode_tiled() {
+  static const EncodeTiled function = [] {
+    void* pointer = nullptr;
+    cudaDriverEntryPointQueryResult status;
+    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &pointer, 12000, cudaEnableDefault, &status) !=
+        cudaSuccess) {
+      pointer = nullptr;
+    }
+    return reinterpret_cast<EncodeTiled>(pointer);
+  }();
+  return function;
+}
+
+CUresult encode(const MatrixView& view, CUtensorMap* map) {
+  const EncodeTiled function = encode_tiled();
+  if (function == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
+  const cuuint64_t dims[2] = {static_cast<cuuint64_t>(view.columns), static_cast<cuuint64_t>(view.rows)};
+  const cuuint64_t strides[1] = {static_cast<cuuint64_t>(view.pitch) * 2};
+  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(view.box_rows)};
+  const cuuint32_t steps[2] = {1, 1};
+  return function(map, view.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
+                  const_cast<void*>(view.base), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+}
+
+struct Entry {
+  MatrixView view{};
+  CUtensorMap map;
+};
+
+constexpr size_t kEntries = 512;  // direct-mapped; 100 KB per thread that calls
+
+size_t slot_of(const MatrixView& view) {
+  uint64_t hash = reinterpret_cast<uintptr_t>(view.base) >> 4;
+  for (const int64_t part : {view.rows, view.columns, view.pitch, static_cast<int64_t>(view.box_rows)}) {
+    hash = (hash ^ static_cast<uint64_t>(part)) * 0x9E3779B97F4A7C15ull;
+  }
+  return (hash >> 40) % kEntries;
+}
+
+}  // namespace
+
+CUresult tensor_map(const MatrixView& view, CUtensorMap* map) {
+  thread_local const auto cache = std::make_unique<std::array<Entry, kEntries>>();
+  Entry& entry = (*cache)[slot_of(view)];
+  if (!(entry.view == view)) {
+    entry.view.base = nullptr;  // a failed encode leaves no entry
+    const CUresult result = encode(view, &entry.map);
+    if (result != CUDA_SUCCESS) return result;
+    entry.view = view;
+  }
+  *map = entry.map;
+  return CUDA_SUCCESS;
+}
+
+}  // namespace cudal2

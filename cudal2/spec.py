@@ -1,0 +1,184 @@
+"""KernelSpec: what is compiled. The one definition that names, code generation, the search space and reports derive from."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+DTYPES = ("f16", "bf16")
+LAYOUTS = ("nn", "tn")
+MAX_SMEM = {"sm90": 227 * 1024, "wmma": 99 * 1024}
+"""Bytes of shared memory a CTA may use: sm90 on compute capability 9.0; wmma keeps to the least of 8.x."""
+
+_NAME = re.compile(
+    r"(?P<family>sm90|wmma)_(?P<dtype>f16|bf16)_(?P<layout>nn|tn)_(?P<bm>\d+)x(?P<bn>\d+)x(?P<bk>\d+)_s(?P<stages>\d+)"
+    r"(?:_c(?P<cluster_m>\d+)x(?P<cluster_n>\d+)(?:k(?P<split>\d+))?_(?P<schedule>coop|ping)(?P<consumers>\d+)"
+    r"|_w(?P<warps_m>\d+)x(?P<warps_n>\d+)k(?P<warps_k>\d+))"
+)
+
+
+class SpecError(ValueError):
+    """A KernelSpec that no kernel template can be instantiated with."""
+
+
+@dataclass(frozen=True)
+class KernelSpec:
+    """One kernel's compile-time knobs.
+
+    A CTA computes BM x BN of C (each consumer warpgroup its own BM x BN under `ping`), stepping BK through K with
+    `stages` shared-memory buffers.
+
+    sm90: TMA + WGMMA. `consumers` warpgroups; `schedule` coop (they share a tile's rows) or ping (they alternate over
+    tiles, one's epilogue under the other's mainloop); `cluster_m` x `cluster_n` CTAs share loads by multicast; `split`
+    CTAs of the cluster split K and reduce through distributed shared memory, in a fixed order.
+    wmma: cp.async + wmma fragments. `warps_m` x `warps_n` warps tile the CTA tile, `warps_k` of them split each BK.
+    """
+
+    family: str
+    dtype: str
+    layout: str
+    bm: int
+    bn: int
+    bk: int
+    stages: int
+    cluster_m: int = 1
+    cluster_n: int = 1
+    split: int = 1
+    schedule: str = "coop"
+    consumers: int = 1
+    warps_m: int = 1
+    warps_n: int = 1
+    warps_k: int = 1
+
+    @property
+    def name(self) -> str:
+        """The canonical name, e.g. ``sm90_f16_tn_128x256x64_s4_c2x1_coop2``."""
+        head = f"{self.family}_{self.dtype}_{self.layout}_{self.bm}x{self.bn}x{self.bk}_s{self.stages}"
+        if self.family == "wmma":
+            return f"{head}_w{self.warps_m}x{self.warps_n}k{self.warps_k}"
+        split = f"k{self.split}" if self.split > 1 else ""
+        return f"{head}_c{self.cluster_m}x{self.cluster_n}{split}_{self.schedule}{self.consumers}"
+
+    @classmethod
+    def parse(cls, name: str) -> KernelSpec:
+        """The spec that has this canonical name. Raises SpecError if none has."""
+        match = _NAME.fullmatch(name)
+        if not match:
+            raise SpecError(f"kernel name {name!r} is not of the form sm90_f16_tn_128x256x64_s4_c2x1_coop2")
+        fields: dict[str, Any] = {
+            key: int(value) if value.isdigit() else value for key, value in match.groupdict().items() if value is not None
+        }
+        spec = cls(**fields)
+        if spec.name != name:
+            raise SpecError(f"kernel name {name!r} is not canonical: expected {spec.name!r}")
+        return spec
+
+    def variant(self, dtype: str, layout: str) -> KernelSpec:
+        """The same knobs for another dtype and layout."""
+        return replace(self, dtype=dtype, layout=layout)
+
+    @property
+    def threads(self) -> int:
+        """Threads per CTA. sm90 adds a producer to its consumer warpgroups: a warp, or a warpgroup that lends registers."""
+        if self.family == "wmma":
+            return 32 * self.warps_m * self.warps_n * self.warps_k
+        return 128 * self.consumers + (128 if self.reallocates else 32)
+
+    @property
+    def reallocates(self) -> bool:
+        """Whether the accumulators need registers from a producer warpgroup: 168 a thread otherwise with two consumer
+        warpgroups, 128 with three."""
+        limit = {2: 112, 3: 72}.get(self.consumers)
+        return self.family == "sm90" and limit is not None and self.accumulator_registers > limit
+
+    @property
+    def cluster_size(self) -> int:
+        return self.cluster_m * self.cluster_n * self.split
+
+    @property
+    def accumulator_registers(self) -> int:
+        """fp32 accumulators per consumer thread."""
+        if self.family == "wmma":
+            return self.bm * self.bn // (32 * self.warps_m * self.warps_n)
+        rows = self.bm if self.schedule == "ping" else self.bm // self.consumers
+        return rows * self.bn // 128
+
+    @property
+    def smem_bytes(self) -> int:
+        """Dynamic shared memory of one CTA; the kernels assert the same figure."""
+        if self.family == "wmma":
+            a = self.bm * (self.bk + 8)
+            b = self.bk * (self.bn + 8) if self.layout == "nn" else self.bn * (self.bk + 8)
+            pipeline = self.stages * 2 * (a + b)
+            epilogue = 4 * self.warps_k * self.bm * (self.bn + 4)
+            return max(pipeline, epilogue)
+        b_columns = self.bn if self.layout == "tn" else -(-self.bn // 64) * 64
+        pipeline = self.stages * 2 * self.bk * (self.bm + b_columns)
+        staging = 4 * self.consumers * 16 * 64 * 2
+        return 1024 + max(pipeline, self._reduction_bytes) + staging + 16 * self.stages
+
+    @property
+    def _reduction_bytes(self) -> int:
+        """fp32 partial tiles received from the cluster's other split-K CTAs; they reuse the pipeline's buffers."""
+        if self.split == 1:
+            return 0
+        column_blocks = -(-(self.bn // 8) // self.split)
+        return self.split * column_blocks * 8 * self.bm * 4
+
+    def validate(self) -> None:
+        """Raise SpecError, naming the field, unless a kernel can be compiled from this spec."""
+        problem = self._problem()
+        if problem:
+            raise SpecError(f"{self.name}: {problem}")
+
+    def _problem(self) -> str | None:
+        if self.family not in MAX_SMEM:
+            return f"family={self.family!r}; expected one of {sorted(MAX_SMEM)}"
+        if self.dtype not in DTYPES or self.layout not in LAYOUTS:
+            return f"dtype={self.dtype!r}, layout={self.layout!r}; expected one of {DTYPES} and {LAYOUTS}"
+        if self.stages < 1:
+            return f"stages={self.stages}; at least 1"
+        if self.smem_bytes > MAX_SMEM[self.family]:
+            return f"needs {self.smem_bytes} bytes of shared memory; at most {MAX_SMEM[self.family]}"
+        return self._sm90_problem() if self.family == "sm90" else self._wmma_problem()
+
+    def _sm90_problem(self) -> str | None:
+        if not 1 <= self.consumers <= 3:
+            return f"consumers={self.consumers}; expected 1 to 3"
+        rows = self.bm if self.schedule == "ping" else self.bm // self.consumers
+        if rows % 64 or rows == 0 or (self.schedule == "coop" and self.bm % self.consumers):
+            return f"bm={self.bm}: each of the consumers needs a multiple of 64 rows"
+        if self.schedule == "ping" and self.consumers != 2:
+            return f"consumers={self.consumers}: ping has exactly 2"
+        if self.schedule == "ping" and self.split != 1:
+            return f"split={self.split}: ping does not split K"
+        if self.bn % 8 or not 8 <= self.bn <= 256:
+            return f"bn={self.bn}; expected a multiple of 8, 8 to 256"
+        if self.bk % 64 or self.bk == 0:
+            return f"bk={self.bk}; expected a multiple of 64 (one 128-byte swizzle row)"
+        if self.stages < 2:
+            return f"stages={self.stages}; at least 2"
+        registers = {1: 255, 2: 224, 3: 160}[self.consumers]
+        if self.accumulator_registers + 32 > registers or (self.consumers == 3 and self.bn > 192):
+            return f"{self.accumulator_registers} accumulator registers do not fit {self.threads} threads"
+        if self.cluster_size not in (1, 2, 4, 8, 16):
+            return f"cluster of {self.cluster_size} CTAs; expected 1, 2, 4, 8 or 16"
+        if self.bm % (8 * self.cluster_n):
+            return f"cluster_n={self.cluster_n}: slices of A need 8-row alignment"
+        b_rows = self.bn if self.layout == "tn" else 64
+        if b_rows % (8 * self.cluster_m):
+            return f"cluster_m={self.cluster_m}: slices of B need 8-row alignment"
+        return None
+
+    def _wmma_problem(self) -> str | None:
+        if self.bm % (16 * self.warps_m) or self.bn % (16 * self.warps_n) or self.bk % (16 * self.warps_k):
+            return "each warp needs a multiple of 16 in M, N and K"
+        if not 32 <= self.threads <= 1024:
+            return f"{self.threads} threads; expected 32 to 1024"
+        if self.cluster_size != 1:
+            return "wmma has no cluster"
+        return None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
