@@ -32,6 +32,9 @@ class Toolkit:
     version: str
     architectures: frozenset[str]
     includes: tuple[Path, ...]
+    """Folders of the CUDA headers, for the host compiler."""
+    foreign_includes: tuple[Path, ...]
+    """Those of them that nvcc does not search by itself."""
     cudart: Path
     """Folder of libcudart_static.a."""
 
@@ -83,8 +86,9 @@ def inspect(nvcc: Path) -> Toolkit:
     architectures = frozenset(re.findall(r"sm_\d+", _output(nvcc, "--list-gpu-code")))
     if not architectures:
         raise BuildError(f"{nvcc} --list-gpu-code lists no architecture: cudal2 needs nvcc 12.0 or later.")
-    roots = _roots(nvcc)
-    includes = [folder for root in roots for folder in (root / "include", root / "include" / "cccl") if folder.is_dir()]
+    own, foreign = _roots(nvcc)
+    roots = [*own, *foreign]
+    includes = _includes(roots)
     if not any((folder / "cuda_runtime.h").is_file() for folder in includes):
         raise BuildError(f"{nvcc}: no cuda_runtime.h in {_listed(roots)}. pip's package for it is nvidia-cuda-runtime.")
     cudart = next(
@@ -94,20 +98,26 @@ def inspect(nvcc: Path) -> Toolkit:
         raise BuildError(
             f"{nvcc}: no libcudart_static.a in {_listed(roots)}. pip's package for it is nvidia-cuda-runtime."
         )
-    return Toolkit(nvcc, version[1], architectures, tuple(includes), cudart)
+    return Toolkit(nvcc, version[1], architectures, includes, _includes(foreign), cudart)
 
 
-def _roots(nvcc: Path) -> list[Path]:
-    """Folders that hold include/ and lib/. nvcc is asked, since the one on PATH may be a script that calls another."""
+def _roots(nvcc: Path) -> tuple[list[Path], list[Path]]:
+    """Folders that hold include/ and lib/: nvcc's own, and the sibling folders of CUDA 12's split wheels.
+
+    nvcc is asked, since the one on PATH may be a script that calls another.
+    """
     dry_run = _output(nvcc, "--dryrun", "-c", "x.cu")
     top = re.search(r"^#\$ TOP=(.+)$", dry_run, re.MULTILINE)
     root = Path(top[1]).resolve() if top else nvcc.resolve().parents[1]
     target = re.search(r"^#\$ _TARGET_DIR_=(\S+)$", dry_run, re.MULTILINE)
-    roots = [root / target[1], root] if target else [root]
-    if root.name == "cuda_nvcc":
-        roots.append(root.with_name("cuda_runtime"))
-        roots.append(root.with_name("cuda_cccl"))
-    return roots
+    own = [root / target[1], root] if target else [root]
+    split = root.name == "cuda_nvcc"
+    return own, [root.with_name("cuda_runtime"), root.with_name("cuda_cccl")] if split else []
+
+
+def _includes(roots: Iterable[Path]) -> tuple[Path, ...]:
+    folders = [folder.resolve() for root in roots for folder in (root / "include", root / "include" / "cccl")]
+    return tuple(folder for folder in dict.fromkeys(folders) if folder.is_dir())
 
 
 def _output(nvcc: Path, *arguments: str) -> str:

@@ -56,8 +56,11 @@ def look_around(root: Path, env: Mapping[str, str] = os.environ) -> ninja_file.S
     )
 
 
-def build(root: Path, env: Mapping[str, str] = os.environ, log: Log = print) -> Result:
-    """Build what has changed since the last time, in root/build/native. Raises BuildError if anything fails."""
+def build(root: Path, env: Mapping[str, str] = os.environ, log: Log = print, *, keep_going: bool = False) -> Result:
+    """Build what has changed since the last time, in root/build/native. Raises BuildError if anything fails.
+
+    keep_going: compile the rest after a failure too, so that all messages come at once.
+    """
     setup = look_around(root, env)
     log(f"cudal2: {setup.info}; torch {setup.torch.version} headers; {setup.cxx}")
     if setup.toolkit is None:
@@ -71,8 +74,9 @@ def build(root: Path, env: Mapping[str, str] = os.environ, log: Log = print) -> 
         script = folder / "build.ninja"
         script.write_text(ninja.text, encoding="utf-8")
         command = [host.find_ninja(env), "-f", str(script.relative_to(root)), "-j", str(host.jobs(env))]
+        command += ["-k", "0"] if keep_going else []
         sys.stdout.flush()
-        run = subprocess.run(command, cwd=root, env={**env, "CUDAL2_PYTHON": sys.executable})
+        run = subprocess.run(command, cwd=root, env={**env, **setup.environment})
     if run.returncode:
         raise BuildError("the native build failed: the compiler's messages are above.")
     return Result(

@@ -11,6 +11,7 @@ nvcc never sees a torch header. Every path inside the repository is relative to 
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ BUILD = Path("build/native")
 HOPPER_FAMILY = "sm90"
 """The folder of generated_kernels/ that only 9.0a can compile."""
 
-_COMMON = ["-std=c++17", "-DNDEBUG", "-Icsrc"]
+_COMMON = ["-std=c++17", "-DNDEBUG", "-Icsrc", "-Igenerated_kernels"]
 _CXX = ["-O2", *_COMMON, "-fPIC", "-fvisibility=hidden", "-Wall", "-Wextra"]
 _NVCC = [
     "-O3",
@@ -39,10 +40,11 @@ _NVCC = [
 # The static cudart's symbols stay inside: torch brings a cudart of its own into the same process.
 _LINK = ["-shared", "-s", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"]
 
-# The interpreter goes through the environment: another one (each isolated build may have its own) rebuilds nothing.
+# The Python that runs nvcc_checked.py, and CUTLASS's headers where there are any, come through the environment: both
+# may lie in a temporary folder (an isolated build), and a command that named it would compile every kernel again.
 _RULES = """\
 rule nvcc
-  command = $$CUDAL2_PYTHON build_tools/nvcc_checked.py $in $out -- $nvcc $flags -MD -MF $out.d -c $in -o $out
+  command = $$CUDAL2_PYTHON build_tools/nvcc_checked.py $in $out -- $nvcc $flags -MMD -MF $out.d -c $in -o $out
   depfile = $out.d
   deps = gcc
   description = nvcc $in
@@ -74,6 +76,14 @@ class Setup:
     custom_cxx: bool = False
     """Whether the user named the C++ compiler (CXX): nvcc then uses it too."""
     why_fallback: str = ""
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What ninja's commands need beyond the ninja file."""
+        variables = {"CUDAL2_PYTHON": sys.executable}
+        if self.cutlass:
+            variables["CPLUS_INCLUDE_PATH"] = str(self.cutlass)
+        return variables
 
     @property
     def info(self) -> str:
@@ -161,9 +171,8 @@ def _compile_kernels(ninja: NinjaFile, setup: Setup, toolkit: Toolkit, source: P
     gencode = [
         flag for arch in archs for flag in arch.gencode() if source.parent.name != HOPPER_FAMILY or "sm_" in flag
     ]
-    includes = _system([*toolkit.includes, *([setup.cutlass] if setup.cutlass else [])])
     host = ["-ccbin", setup.cxx] if setup.custom_cxx else []
-    flags = [*_NVCC, *gencode, *includes, *host]
+    flags = [*_NVCC, *gencode, *_system(toolkit.foreign_includes), *host]
     return ninja.edge("nvcc", _object(source), [source], nvcc=_shell([str(toolkit.nvcc)]), flags=_shell(flags))
 
 
