@@ -1,0 +1,201 @@
+"""Plan tables: one CSV file per GPU, a row per (dtype, layout, M, N, K). The C++ runtime reads the same files.
+
+Comment lines `# key: value` come first (gpu, arch, sms, mode, date, torch, cublas, commit), then COLUMNS.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from cudal2.shapes import Shape
+from cudal2.spec import DTYPES, LAYOUTS, KernelSpec, SpecError
+
+_KNOBS, _TIMES = ["group", "raster", "ctas", "pdl"], ["us", "torch_us", "lt_us"]
+COLUMNS = ["dtype", "layout", "m", "n", "k", "kernel", *_KNOBS, *_TIMES, "use"]
+USES = ("own", "cublas")
+
+
+class PlanError(ValueError):
+    """A plan table that is malformed; the message names file and row."""
+
+
+class Key(NamedTuple):
+    """What a plan is looked up by, within one GPU's table."""
+
+    dtype: str
+    layout: str
+    m: int
+    n: int
+    k: int
+
+    @property
+    def shape(self) -> Shape:
+        return Shape(self.m, self.n, self.k)
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """Run-time knobs of a launch, as LaunchKnobs in csrc/runtime/gemm.h."""
+
+    group: int = 8
+    raster: int = 0
+    ctas: int = 0
+    pdl: bool = False
+
+    def __str__(self) -> str:
+        return f"group={self.group} raster={self.raster} ctas={self.ctas} pdl={int(self.pdl)}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The kernel and knobs that measured fastest for a key, and the times (µs) that say so."""
+
+    key: Key
+    kernel: str
+    knobs: Knobs
+    us: float
+    torch_us: float
+    lt_us: float | None = None
+    use: str = "own"
+
+    @property
+    def spec(self) -> KernelSpec:
+        return KernelSpec.parse(self.kernel)
+
+    def row(self) -> list[str]:
+        lt_us = "" if self.lt_us is None else f"{self.lt_us:.3f}"
+        knobs = (self.knobs.group, self.knobs.raster, self.knobs.ctas, int(self.knobs.pdl))
+        times = (f"{self.us:.3f}", f"{self.torch_us:.3f}", lt_us)
+        return [str(field) for field in (*self.key, self.kernel, *knobs, *times, self.use)]
+
+    @classmethod
+    def from_row(cls, row: dict[str, str]) -> Plan:
+        """The plan of a CSV row. Raises ValueError with what is wrong in it."""
+        key = Key(row["dtype"], row["layout"], int(row["m"]), int(row["n"]), int(row["k"]))
+        knobs = Knobs(int(row["group"]), int(row["raster"]), int(row["ctas"]), row["pdl"] == "1")
+        lt_us = float(row["lt_us"]) if row["lt_us"] else None
+        plan = cls(key, row["kernel"], knobs, float(row["us"]), float(row["torch_us"]), lt_us, row["use"])
+        plan._check(row["pdl"])
+        return plan
+
+    def _check(self, pdl: str) -> None:
+        key, knobs = self.key, self.knobs
+        if key.dtype not in DTYPES:
+            raise ValueError(f"dtype={key.dtype!r}; expected one of {DTYPES}")
+        if key.layout not in LAYOUTS:
+            raise ValueError(f"layout={key.layout!r}; expected one of {LAYOUTS}")
+        if min(key.shape) < 1:
+            raise ValueError(f"m,n,k={key.shape}; expected positive integers")
+        spec = self.spec
+        if (spec.dtype, spec.layout) != (key.dtype, key.layout):
+            raise ValueError(f"kernel={self.kernel!r} is not for dtype={key.dtype}, layout={key.layout}")
+        if knobs.group < 1 or knobs.raster not in (0, 1) or knobs.ctas < 0 or pdl not in ("0", "1"):
+            raise ValueError(f"{knobs}; expected group >= 1, raster 0 or 1, ctas >= 0, pdl 0 or 1")
+        if self.use not in USES:
+            raise ValueError(f"use={self.use!r}; expected one of {USES}")
+
+
+@dataclass
+class Table:
+    """One GPU's plans, with the header that says how they came about."""
+
+    header: dict[str, str]
+    plans: dict[Key, Plan]
+
+    @property
+    def gpu(self) -> str:
+        return self.header.get("gpu", "")
+
+    @property
+    def sms(self) -> int:
+        return int(self.header.get("sms", "132"))
+
+
+def read(path: str | Path) -> Table:
+    """Read a table. Raises PlanError, naming file and row, if it is malformed."""
+    header: dict[str, str] = {}
+    plans: dict[Key, Plan] = {}
+    columns: list[str] | None = None
+    with open(path, newline="") as file:
+        for number, line in enumerate(file, start=1):
+            line = line.rstrip("\r\n")
+            if line.startswith("#"):
+                name, _, value = line[1:].partition(":")
+                header[name.strip()] = value.strip()
+                continue
+            if not line:
+                continue
+            fields = next(csv.reader([line]))
+            if columns is None:
+                columns = fields
+                if columns != COLUMNS:
+                    raise PlanError(f"{path}:{number}: columns are {','.join(columns)}; expected {','.join(COLUMNS)}")
+                continue
+            if len(fields) != len(columns):
+                raise PlanError(f"{path}:{number}: {len(fields)} fields; expected {len(columns)}")
+            try:
+                plan = Plan.from_row(dict(zip(columns, fields, strict=True)))
+            except (ValueError, SpecError) as error:
+                raise PlanError(f"{path}:{number}: {error}") from None
+            if plan.key in plans:
+                raise PlanError(f"{path}:{number}: a second row for {','.join(map(str, plan.key))}")
+            plans[plan.key] = plan
+    if columns is None:
+        raise PlanError(f"{path}: no column line; expected {','.join(COLUMNS)}")
+    return Table(header, plans)
+
+
+def write(path: str | Path, table: Table) -> None:
+    """Write a table, sorted by key, replacing the file in one step: a reader sees the old or the new, never half."""
+    text = io.StringIO()
+    for name, value in table.header.items():
+        text.write(f"# {name}: {value}\n")
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    writer.writerows(plan.row() for _, plan in sorted(table.plans.items()))
+    replace_file(Path(path), text.getvalue())
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Write `text` beside `path`, then move it there."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def directory() -> Path:
+    """Where the tables are: CUDAL2_PLANS, else the installed package's plans/, else a source tree's."""
+    override = os.environ.get("CUDAL2_PLANS")
+    if override:
+        return Path(override)
+    package = Path(__file__).parent
+    installed = package / "plans"
+    return installed if installed.is_dir() else package.parent / "generated_kernels" / "plans"
+
+
+def slug(gpu: str) -> str:
+    """A GPU's file name: "NVIDIA H200" -> "h200"."""
+    words = gpu.lower().replace("nvidia", "").replace("tesla", "").split()
+    return "-".join(words) or "unknown"
+
+
+def for_gpu(name: str) -> tuple[Path, Table]:
+    """The table file of a GPU, by short name ("h200") or driver name. Raises PlanError that lists what there is."""
+    path = directory() / f"{slug(name)}.csv"
+    if not path.is_file():
+        there = ", ".join(sorted(file.stem for file in directory().glob("*.csv"))) or "none"
+        raise PlanError(f"gpu={name!r} has no plan table in {directory()}; there: {there}")
+    return path, read(path)

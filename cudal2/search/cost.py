@@ -1,0 +1,124 @@
+"""A rough time for a kernel on a shape, only to choose which kernels are worth timing.
+
+The model: CTAs run in waves over the SMs; a wave takes as long as its slowest resource (tensor cores, L2 to shared
+memory, loads in flight); HBM bounds the whole. Constants are an H200's, seen in measurements. It is wrong by tens of
+percent, so `shortlist` keeps the best of every kind of kernel beside the best in all.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cudal2.shapes import Shape
+from cudal2.spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the model knows of a GPU. Rates per SM in work per ns."""
+
+    sms: int = 132
+    sm_smem: int = 228 * 1024
+    sm_threads: int = 2048
+    flops: float = 6100.0
+    l2_bytes: float = 42.0
+    hbm_bytes: float = 4300.0
+    l2_size: int = 50 << 20
+    latency_ns: float = 900.0
+    launch_us: float = 1.9
+
+
+H200 = Machine()
+
+
+def ctas_per_sm(spec: KernelSpec, machine: Machine = H200) -> int:
+    """CTAs that fit one SM, by shared memory, threads and accumulators."""
+    by_smem = machine.sm_smem // (spec.smem_bytes + 1024)
+    by_threads = machine.sm_threads // spec.threads
+    by_registers = 65536 // (spec.threads * min(255, spec.accumulator_registers + 48))
+    return max(1, min(by_smem, by_threads, by_registers))
+
+
+def tiles(spec: KernelSpec, shape: Shape) -> tuple[int, int]:
+    """Tiles of C along M and along N, rounded up to whole clusters."""
+    along_m = math.ceil(math.ceil(shape.m / spec.bm) / spec.cluster_m) * spec.cluster_m
+    along_n = math.ceil(math.ceil(shape.n / spec.bn) / spec.cluster_n) * spec.cluster_n
+    return along_m, along_n
+
+
+def usable_sms(spec: KernelSpec, machine: Machine = H200) -> int:
+    """SMs that clusters of this size can fill: GPCs hold 16 or 18 of them, so clusters of 8 leave some idle."""
+    size = spec.cluster_size
+    if size <= 2:
+        return machine.sms
+    return machine.sms * 120 // 132 if size >= 8 else machine.sms * 128 // 132
+
+
+def waves(spec: KernelSpec, shape: Shape, machine: Machine = H200) -> float:
+    """CTAs over the CTAs that run at once; the last wave is full where this is whole."""
+    along_m, along_n = tiles(spec, shape)
+    return along_m * along_n * spec.split / (usable_sms(spec, machine) * ctas_per_sm(spec, machine))
+
+
+def predict_us(spec: KernelSpec, shape: Shape, machine: Machine = H200) -> float:
+    """Predicted device time in µs of one launch."""
+    along_m, along_n = tiles(spec, shape)
+    ctas = along_m * along_n * spec.split
+    sms = usable_sms(spec, machine)
+    together = min(ctas_per_sm(spec, machine), max(1, math.ceil(ctas / sms)))  # CTAs sharing an SM
+    rounds = math.ceil(ctas / (sms * together))
+    steps = math.ceil(math.ceil(shape.k / spec.bk) / spec.split)
+
+    flops_ns = together * steps * 2 * spec.bm * spec.bn * spec.bk / (machine.flops * _tensor_efficiency(spec))
+    stage_bytes = 2 * spec.bk * (spec.bm + spec.bn)
+    shared_bytes = 2 * spec.bk * (spec.bm / spec.cluster_n + spec.bn / spec.cluster_m)  # multicast reads L2 once
+    rate = min(machine.l2_bytes, together * spec.stages * stage_bytes / machine.latency_ns)
+    loads_ns = together * steps * max(shared_bytes, 0.6 * stage_bytes) / rate
+    step_ns = steps * (25.0 if spec.family == "sm90" else 60.0)  # barriers
+    reduce_ns = 0.0
+    if spec.split > 1:
+        reduce_ns = 500 + together * 4 * spec.bm * spec.bn * (spec.split - 1) / spec.split / 30.0
+    epilogue_ns = together * 2 * spec.bm * spec.bn / 25.0
+    wave_ns = machine.latency_ns + max(flops_ns, loads_ns, step_ns) + reduce_ns + epilogue_ns
+
+    traffic = shape.bytes if shape.bytes > machine.l2_size else 2 * shape.m * shape.n
+    hbm_ns = traffic / machine.hbm_bytes
+    return machine.launch_us + max(rounds * wave_ns, hbm_ns) / 1000
+
+
+def _tensor_efficiency(spec: KernelSpec) -> float:
+    """Share of the tensor cores' rate that a tile can reach: a narrow one is bound by shared-memory reads."""
+    if spec.family == "wmma":
+        return 0.45
+    narrow = min(1.0, (spec.bn / 2) / (16 + spec.bn / 4))
+    single = 0.8 if spec.consumers == 1 else 1.0
+    return narrow * single
+
+
+def shortlist(specs: Iterable[KernelSpec], shape: Shape, keep: int = 28, machine: Machine = H200) -> list[KernelSpec]:
+    """At most `keep` specs worth timing, best prediction first.
+
+    Two thirds by prediction alone; the rest the best of each kind (family, split, cluster, tile area, narrow or wide)
+    that is not yet among them, so that an error of the model does not lose a whole kind.
+    """
+    ranked = sorted(specs, key=lambda spec: (predict_us(spec, shape, machine), spec.name))
+    chosen = dict.fromkeys(ranked[: (keep * 2 + 2) // 3])
+    kinds = {_kind(spec) for spec in chosen}
+    for spec in ranked:
+        if len(chosen) >= keep:
+            break
+        if _kind(spec) not in kinds:
+            kinds.add(_kind(spec))
+            chosen[spec] = None
+    for spec in ranked:
+        if len(chosen) >= keep:
+            break
+        chosen[spec] = None
+    return sorted(chosen, key=ranked.index)
+
+
+def _kind(spec: KernelSpec) -> tuple[object, ...]:
+    area = (spec.bm * spec.bn).bit_length()
+    return spec.family, spec.split, spec.cluster_m * spec.cluster_n > 1, area, spec.bm > spec.bn, spec.schedule

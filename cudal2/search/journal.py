@@ -1,0 +1,119 @@
+"""The log of a sweep: every (key, kernel, knobs, µs) it measured, read again to resume or to seed another sweep."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import zlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TextIO, cast
+
+from cudal2.plans import Key, Knobs
+
+COLUMNS = ["dtype", "layout", "m", "n", "k", "kernel", "group", "raster", "ctas", "pdl", "us", "stage", "note"]
+CRASH = "crash"
+RANKED_STAGES = ("top", "knobs", "final")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A kernel with the knobs to launch it by."""
+
+    kernel: str
+    knobs: Knobs = field(default_factory=Knobs)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One measurement, or one failure (us is None). Baselines stand as kernels torch, lt and lt_heuristic."""
+
+    key: Key
+    candidate: Candidate
+    us: float | None
+    stage: str
+    note: str = ""
+
+
+class Journal:
+    """A log being written: a CSV file, gzip if it ends in .gz. `entries` is what it held when resumed."""
+
+    def __init__(self, path: str | Path, resume: bool):
+        self.path = Path(path)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.entries = list(read(self.path)) if resume and self.path.exists() else []
+        self._file = _open(self.path, "wt")  # anew, since gzip cannot be added to where it was cut short
+        self._writer = csv.writer(self._file, lineterminator="\n")
+        self._writer.writerow(COLUMNS)
+        self.add(self.entries)
+        self.flush()
+
+    def add(self, entries: Iterable[Entry]) -> None:
+        for entry in entries:
+            knobs = entry.candidate.knobs
+            us = "" if entry.us is None else f"{entry.us:.3f}"
+            fields = (knobs.group, knobs.raster, knobs.ctas, int(knobs.pdl), us, entry.stage, entry.note)
+            self._writer.writerow([*entry.key, entry.candidate.kernel, *fields])
+
+    def flush(self) -> None:
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def finished(self) -> set[Key]:
+        """The keys that a plan was made for."""
+        return {entry.key for entry in self.entries if entry.stage == "final"}
+
+    def crashes(self) -> Counter[Key]:
+        """How often each key's measurement took the device down."""
+        return Counter(entry.key for entry in self.entries if entry.stage == CRASH)
+
+    def culprits(self) -> set[str]:
+        """Kernels seen to take the device down."""
+        return {entry.candidate.kernel for entry in self.entries if entry.stage == CRASH and entry.candidate.kernel}
+
+
+def read(path: str | Path) -> Iterable[Entry]:
+    """The entries of a log. A last line that was cut short by a crash is left out."""
+    with _open(Path(path), "rt") as file:
+        rows = csv.DictReader(file)
+        while True:
+            try:
+                row = next(rows, None)
+            except (EOFError, OSError, zlib.error):
+                return
+            if row is None:
+                return
+            if None in row.values() or None in row:
+                continue
+            key = Key(row["dtype"], row["layout"], int(row["m"]), int(row["n"]), int(row["k"]))
+            knobs = Knobs(int(row["group"]), int(row["raster"]), int(row["ctas"]), row["pdl"] == "1")
+            us = float(row["us"]) if row["us"] else None
+            yield Entry(key, Candidate(row["kernel"], knobs), us, row["stage"], row["note"])
+
+
+def best(path: str | Path, top: int) -> dict[tuple[str, int, int, int], list[Candidate]]:
+    """By (layout, m, n, k), the `top` candidates that ranked fastest in a log, one entry per kernel, fastest first."""
+    found: dict[tuple[str, int, int, int], dict[str, tuple[int, float, Candidate]]] = defaultdict(dict)
+    for entry in read(path):
+        if entry.us is None or entry.stage not in RANKED_STAGES or "_" not in entry.candidate.kernel:
+            continue
+        if entry.candidate.kernel.startswith("lt"):
+            continue
+        kernels = found[(entry.key.layout, entry.key.m, entry.key.n, entry.key.k)]
+        rank = (-RANKED_STAGES.index(entry.stage), entry.us, entry.candidate)  # a later stage measured better
+        old = kernels.get(entry.candidate.kernel)
+        if old is None or rank[:2] < old[:2]:
+            kernels[entry.candidate.kernel] = rank
+    return {
+        key: [rank[2] for rank in sorted(kernels.values(), key=lambda rank: rank[:2])][:top]
+        for key, kernels in found.items()
+    }
+
+
+def _open(path: Path, mode: str) -> TextIO:
+    opener = gzip.open if path.suffix == ".gz" else open
+    return cast(TextIO, opener(path, mode, newline=""))

@@ -1,0 +1,247 @@
+"""Finds the fastest kernel and knobs for one problem, by successive halving on the device.
+
+    quick   every candidate, 1-2 replays               -> the best 6
+    top     those, more replays                        -> the best 3
+    knobs   other tile orders and grids of those       -> a ranking
+    check   down the ranking, until 3 compute rightly
+    final   those, torch.matmul and cuBLASLt, longer replays, interleaved: the figures of the plan
+
+All contenders of a stage hold the same number of launches and are replayed interleaved (see measure).
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from cudal2 import check
+from cudal2.plans import Key, Knobs, Plan
+from cudal2.search import cost, cublaslt
+from cudal2.search.journal import Candidate, Entry
+from cudal2.search.measure import Operands, Stopwatch, launches_for, native_knobs
+from cudal2.spec import KernelSpec
+
+OWN_MARGIN = 0.995
+"""Dispatch runs the own kernel only where it measured at most this times torch.matmul."""
+
+TORCH, LT, LT_HEURISTIC = Candidate("torch"), Candidate("lt"), Candidate("lt_heuristic")
+
+
+class DeviceFailure(RuntimeError):
+    """A kernel hung or took the device's context down: the process cannot go on."""
+
+    def __init__(self, message: str, kernel: str = ""):
+        super().__init__(message)
+        self.kernel = kernel
+
+
+@dataclass
+class Tuner:
+    """Tunes problems on one device. `specs` are the compiled kernels, `keep` how many of them are timed per problem."""
+
+    watch: Stopwatch
+    specs: dict[str, KernelSpec]
+    keep: int = 28
+    lt: cublaslt.Handle | None = None
+    seconds: float = 4.0
+    entries: list[Entry] = field(default_factory=list)
+    _slots: dict[str, int] = field(default_factory=dict)
+
+    def tune(self, operands: Operands, seeds: list[Candidate] | None = None, careful: bool = False) -> Plan | None:
+        """The plan for a problem, or None if no kernel can run it. `seeds` replace the cost model's candidates.
+
+        With `careful`, each candidate first runs alone, so that one that takes the device down is known by name.
+        What was measured is left in `entries`. Raises DeviceFailure.
+        """
+        self.entries = []
+        key = Key(operands.dtype, operands.layout, *operands.shape)
+        with self.watch.scope():
+            return _Run(self, key, operands, careful).plan(seeds)
+
+    def slots(self, spec: KernelSpec, gemm: Any) -> int:
+        """CTAs of a kernel that the device runs at once, in whole clusters."""
+        if spec.name not in self._slots:
+            per_sm = self.watch.timer.occupancy(spec.name, native_knobs(Knobs()), gemm)["ctas_per_sm"]
+            self._slots[spec.name] = max(1, per_sm) * self.watch.sms // spec.cluster_size * spec.cluster_size
+        return self._slots[spec.name]
+
+
+class _Run:
+    """One call of Tuner.tune."""
+
+    def __init__(self, tuner: Tuner, key: Key, operands: Operands, careful: bool):
+        self.tuner, self.key, self.operands, self.careful = tuner, key, operands, careful
+        self.watch = tuner.watch
+        self.gemm = operands.gemm()
+        self.deadline = time.monotonic() + tuner.seconds
+        self.refused: set[Candidate] = set()
+
+    def plan(self, seeds: list[Candidate] | None) -> Plan | None:
+        if seeds:
+            candidates = seeds
+        else:
+            names = cost.shortlist(self.tuner.specs.values(), self.key.shape, self.tuner.keep)
+            candidates = [started for spec in names if (started := self.start(spec)) is not None]
+        if self.careful:
+            self.try_each(candidates)
+        expected = min((cost.predict_us(self.spec(c), self.key.shape) for c in candidates), default=0.0)
+        launches = launches_for(expected)
+        if not seeds:
+            ranking = self.stage("quick", candidates, launches, 2 if expected < 500 else 1)[:6]
+            ranking = self.stage("top", ranking, launches, 5 if expected < 1000 else 3)
+            if time.monotonic() < self.deadline:
+                ranking = self.knobs(ranking, launches)
+        else:
+            ranking = self.stage("top", candidates, launches, 3)
+        finalists = self.right_ones(ranking, 3) if ranking else []
+        return self.final(finalists) if finalists else None
+
+    # Candidates ------------------------------------------------------------------------------------------------------
+
+    def spec(self, candidate: Candidate) -> KernelSpec:
+        return self.tuner.specs[candidate.kernel]
+
+    def start(self, spec: KernelSpec) -> Candidate | None:
+        """A kernel with the knobs to try first; None if it cannot run the problem."""
+        try:
+            slots = self.tuner.slots(spec, self.gemm)
+        except ValueError:
+            return None
+        except RuntimeError as error:
+            self.refuse(Candidate(spec.name), "start", str(error))
+            return None
+        tiles = math.prod(cost.tiles(spec, self.key.shape))
+        ctas = 0
+        if spec.schedule == "ping":  # pays only where a CTA has several tiles
+            ctas = slots if tiles > slots else max(1, tiles // 2)
+        elif _can_persist(spec) and tiles > 2.3 * slots:
+            ctas = slots
+        return Candidate(spec.name, Knobs(ctas=ctas))
+
+    def variants(self, candidate: Candidate) -> list[Candidate]:
+        """The candidate with other knobs, one thing changed at a time except the order, which is two knobs."""
+        spec, knobs = self.spec(candidate), candidate.knobs
+        along_m, along_n = cost.tiles(spec, self.key.shape)
+        changed: list[Knobs] = []
+        if _can_persist(spec):
+            slots = self.tuner.slots(spec, self.gemm)
+            if along_m * along_n > slots or spec.schedule == "ping":
+                changed.append(replace(knobs, ctas=0 if knobs.ctas else slots))
+        if along_m > 1 and along_n > 1:
+            groups = [group for group in (1, 4, 16) if group != knobs.group]
+            changed.append(replace(knobs, raster=1 - knobs.raster))
+            changed += [replace(knobs, group=group, raster=raster) for group in groups for raster in (0, 1)]
+        return [Candidate(candidate.kernel, other) for other in changed]
+
+    # Stages ----------------------------------------------------------------------------------------------------------
+
+    def stage(self, name: str, candidates: list[Candidate], launches: int, rounds: int) -> list[Candidate]:
+        """Race the candidates; returns them fastest first, without those that could not be launched."""
+        graphs = {}
+        for candidate in candidates:
+            try:
+                graphs[candidate] = self.watch.kernel(candidate.kernel, candidate.knobs, [self.gemm], launches)
+            except (ValueError, RuntimeError) as error:
+                self.refuse(candidate, name, str(error))
+        times = self.race(name, graphs, rounds)
+        return sorted(times, key=times.__getitem__)
+
+    def knobs(self, ranking: list[Candidate], launches: int) -> list[Candidate]:
+        """Order and grid of the best two (grid only of the third), raced together with what they change."""
+        contenders = ranking[:3]
+        for candidate in ranking[:2]:
+            contenders = contenders + self.variants(candidate)
+        for candidate in ranking[2:3]:
+            contenders = contenders + [v for v in self.variants(candidate) if v.knobs.ctas != candidate.knobs.ctas]
+        if len(contenders) == len(ranking[:3]):
+            return ranking
+        raced = self.stage("knobs", contenders, launches, 3 if launches > 1 else 2)
+        return raced + [candidate for candidate in ranking if candidate not in raced]
+
+    def right_ones(self, ranking: list[Candidate], count: int) -> list[Candidate]:
+        """The first `count` of the ranking that compute rightly: error at most twice torch's on this random data."""
+        a, b, c = self.operands.a, self.operands.b, self.operands.c
+        wanted = check.reference(a, b)
+        torch.matmul(a, b, out=c)
+        numbers = torch.cat([check.errors(c, wanted), check.magnitude(wanted)]).tolist()
+        bound = check.Bound.of((numbers[0], numbers[1]), (numbers[2], numbers[3]), c.dtype)
+        passed: list[Candidate] = []
+        for candidate in ranking:
+            if len(passed) == count:
+                break
+            c.fill_(float("nan"))
+            self.run_alone(candidate, "check")
+            error_max, error_rms = check.errors(c, wanted).tolist()
+            problem = bound.problem((error_max, error_rms))
+            if problem:
+                self.refuse(candidate, "check", problem)
+            else:
+                passed.append(candidate)
+        return passed
+
+    def final(self, finalists: list[Candidate]) -> Plan:
+        """Race the finalists with the baselines and make the plan of the fastest."""
+        seen = [entry.us for entry in self.tuner.entries if entry.us is not None]
+        launches = launches_for(min(seen, default=1.0), target_us=200.0)
+        graphs = {
+            candidate: self.watch.kernel(candidate.kernel, candidate.knobs, [self.gemm], launches)
+            for candidate in finalists
+        }
+        graphs[TORCH] = self.watch.matmul(self.operands, launches)
+        if self.tuner.lt is not None:
+            graphs.update(self.lt_graphs(launches))
+        times = self.race("final", graphs, 9 if min(seen, default=1.0) < 1000 else 5)
+        best = min(finalists, key=times.__getitem__)
+        use = "own" if times[best] <= OWN_MARGIN * times[TORCH] else "cublas"
+        return Plan(self.key, best.kernel, best.knobs, times[best], times[TORCH], times.get(LT), use)
+
+    def lt_graphs(self, launches: int) -> dict[Candidate, Any]:
+        """cuBLASLt's first suggestion and its fastest."""
+        assert self.tuner.lt is not None
+        try:
+            problem = cublaslt.Problem(self.tuner.lt, self.operands)
+            fastest = cublaslt.autotune(problem, self.watch, min(launches, 8))
+            chosen = {LT: problem.suggestions[fastest], LT_HEURISTIC: problem.suggestions[0]}
+            launchers = {name: problem.launcher(choice, self.watch.stream) for name, choice in chosen.items()}
+            return {name: self.watch.calls(run, launches) for name, run in launchers.items()}
+        except cublaslt.LtError as error:
+            self.refuse(LT, "final", str(error))
+            return {}
+
+    # Device ----------------------------------------------------------------------------------------------------------
+
+    def race(self, stage: str, graphs: dict[Candidate, Any], rounds: int) -> dict[Candidate, float]:
+        if not graphs:
+            return {}
+        try:
+            times = self.watch.medians(graphs, rounds)
+        except RuntimeError as error:
+            raise DeviceFailure(f"{stage} of {self.key}: {error}") from error
+        self.tuner.entries += [Entry(self.key, candidate, us, stage) for candidate, us in times.items()]
+        return times
+
+    def run_alone(self, candidate: Candidate, stage: str) -> None:
+        try:
+            self.watch.timer.launch(candidate.kernel, native_knobs(candidate.knobs), self.gemm)
+            self.watch.synchronize(timeout_s=10.0)
+        except ValueError as error:
+            self.refuse(candidate, stage, str(error))
+        except RuntimeError as error:
+            raise DeviceFailure(f"{stage} of {self.key}: {error}", candidate.kernel) from error
+
+    def try_each(self, candidates: list[Candidate]) -> None:
+        for candidate in candidates:
+            self.run_alone(candidate, "careful")
+
+    def refuse(self, candidate: Candidate, stage: str, reason: str) -> None:
+        if candidate not in self.refused:
+            self.refused.add(candidate)
+            self.tuner.entries.append(Entry(self.key, candidate, None, stage, reason))
+
+
+def _can_persist(spec: KernelSpec) -> bool:
+    return spec.family == "sm90" and spec.split == 1
