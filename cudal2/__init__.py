@@ -1,0 +1,20 @@
+"""cudal2: torch.matmul and nn.Linear on half-precision GEMM kernels that were searched for, shape by shape.
+
+    import cudal2
+    c = cudal2.matmul(a, b)                 # torch.matmul, tuned where there is a plan
+    y = cudal2.linear(x, weight, bias)      # F.linear, likewise
+    with cudal2.patch(model): ...           # every nn.Linear of the model through cudal2.linear
+
+`cudal2 info` on the command line says what this build can do on this machine.
+"""
+
+from __future__ import annotations
+
+__version__ = "0.1.0"
+
+from cudal2 import registration as _registration  # noqa: F401  (tells torch about the ops)
+from cudal2.native import last_path
+from cudal2.ops import linear, matmul
+from cudal2.patch import Patch, patch
+
+__all__ = ["Patch", "__version__", "last_path", "linear", "matmul", "patch"]

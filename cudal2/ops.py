@@ -1,0 +1,114 @@
+"""matmul and linear: torch's functions, running tuned kernels where there is a plan.
+
+How a call travels, and why so. An eager call of a small product costs more on the host than on the GPU, so the plain
+call (ordinary CUDA tensors, no gradient wanted) goes straight to an op in C++, `matmul_forward`, which falls through
+autograd's dispatch keys: a Python autograd kernel would cost 7-10 µs. It differentiates nothing, so whether it may be
+called is decided here, in half a microsecond. With gradients the call goes to the public op
+`torch.ops.cudal2.matmul`, whose Python implementation (autograd.py) is made of differentiable pieces; so
+torch.compile, torch.export and whoever calls the op directly get gradients too, and compiled graphs, of inference and
+training alike, hold the C++ op. Whatever has no tuned kernel anyway (CPU, batched B, tensor subclasses, forward-mode
+AD) is torch's own call, with its result or its error.
+
+    matmul: no gradient wanted --> matmul_forward (C++: plan and launch, else aten::matmul)
+            gradient wanted    --> torch.ops.cudal2.matmul --> MatMul, whose forward is matmul_forward
+            neither applies    --> torch.matmul
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn import Parameter
+
+from cudal2.native import deferred, linear_forward, matmul_forward, matmul_into
+
+_PLAIN = (Tensor, Parameter)
+"""Types whose instances are just data. Subclasses have their own idea of torch.matmul: they go to torch."""
+
+_differentiable_matmul = torch.ops.cudal2.matmul.default
+_differentiable_linear = torch.ops.cudal2.linear.default
+
+
+def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """The matrix product of two tensors: :func:`torch.matmul`, with its semantics and errors, on any input.
+
+    Tuned kernels run where `other` is 2-D [K, N] with a unit stride in either dimension, `input` is [..., K] with
+    rows at one pitch, both are float16 or both bfloat16, on one CUDA device, and the plan table has M = prod(...), N,
+    K. They accumulate in fp32.
+
+    Args:
+        input: first factor, any rank of at least 1.
+        other: second factor, any rank of at least 1.
+        out: tensor to write into, as for torch.matmul.
+
+    Raises:
+        RuntimeError: what torch.matmul raises; or that the plan table is malformed, naming file and row.
+    """
+    if out is not None:
+        return _matmul_out(input, other, out)
+    if (
+        type(input) in _PLAIN
+        and type(other) in _PLAIN
+        and input.is_cuda
+        and other.ndim == 2
+        and forward_ad._current_level < 0
+    ):
+        if torch.is_grad_enabled() and (input.requires_grad or other.requires_grad):
+            return _differentiable_matmul(input, other)
+        try:
+            return matmul_forward(input, other)
+        except RuntimeError as error:
+            if not deferred(error):
+                raise
+    return torch.matmul(input, other)
+
+
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """``input @ weight.T + bias``: :func:`torch.nn.functional.linear`, with its semantics and errors, on any input.
+
+    Tuned kernels run under the conditions of :func:`matmul`, with `weight` [N, K] as other's transpose (row-major
+    weights need no copy). `bias` [N], contiguous, is added in fp32 before the result is rounded.
+
+    Args:
+        input: [..., K], any rank of at least 1.
+        weight: [N, K].
+        bias: [N], or None.
+
+    Raises:
+        RuntimeError: what F.linear raises; or that the plan table is malformed, naming file and row.
+    """
+    if (
+        type(input) in _PLAIN
+        and type(weight) in _PLAIN
+        and (bias is None or type(bias) in _PLAIN)
+        and input.is_cuda
+        and weight.ndim == 2
+        and forward_ad._current_level < 0
+    ):
+        if torch.is_grad_enabled() and (
+            input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+        ):
+            return _differentiable_linear(input, weight, bias)
+        try:
+            return linear_forward(input, weight, bias)
+        except RuntimeError as error:
+            if not deferred(error):
+                raise
+    return F.linear(input, weight, bias)
+
+
+def _matmul_out(input: Tensor, other: Tensor, out: Tensor) -> Tensor:
+    """torch.matmul(out=): tuned into an `out` of the right shape that overlaps neither factor, else torch's call."""
+    tensors = (input, other, out)
+    if (
+        all(type(tensor) in _PLAIN and tensor.is_cuda for tensor in tensors)
+        and forward_ad._current_level < 0
+        and not torch.compiler.is_compiling()
+        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+        and matmul_into(input, other, out)
+    ):
+        torch.autograd.graph.increment_version(out)
+        return out
+    return torch.matmul(input, other, out=out)
