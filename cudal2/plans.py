@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import os
 import tempfile
 from dataclasses import dataclass
@@ -68,6 +69,11 @@ class Plan:
     def spec(self) -> KernelSpec:
         return KernelSpec.parse(self.kernel)
 
+    @property
+    def expected_us(self) -> float:
+        """What dispatch takes: the own kernel's time, or cuBLAS's where dispatch runs that."""
+        return self.us if self.use == "own" else self.torch_us
+
     def row(self) -> list[str]:
         lt_us = "" if self.lt_us is None else f"{self.lt_us:.3f}"
         knobs = (self.knobs.group, self.knobs.raster, self.knobs.ctas, int(self.knobs.pdl))
@@ -115,6 +121,15 @@ class Table:
     @property
     def sms(self) -> int:
         return int(self.header.get("sms", "132"))
+
+    def nearest(self, key: Key) -> Plan | None:
+        """The plan of the same dtype and layout whose shape is nearest, by ratios of M, N and K."""
+
+        def distance(plan: Plan) -> float:
+            return sum(abs(math.log2(a / b)) for a, b in zip(plan.key.shape, key.shape, strict=True))
+
+        alike = [plan for plan in self.plans.values() if (plan.key.dtype, plan.key.layout) == (key.dtype, key.layout)]
+        return min(alike, key=lambda plan: (distance(plan), plan.key), default=None)
 
 
 def read(path: str | Path) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import csv
 import itertools
 import random
@@ -9,6 +10,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 GRID_SIZES = (64, 128, 256, 512, 1024, 2048, 4096, 8192, 12288, 16384)
+
+LLAMA_3_8B = {"qkv": (6144, 4096), "o": (4096, 4096), "gate_up": (28672, 4096), "down": (4096, 14336)}
+"""Linear layers of a Llama-3-8B block: out and in features, N and K."""
+
+LLAMA_TOKENS = {"prefill": (2048,), "decode": (1, 4, 16)}
+"""Tokens at once, M, in the phases that the demo shows."""
 
 
 class Shape(NamedTuple):
@@ -36,6 +43,12 @@ def grid() -> list[Shape]:
     return [Shape(*mnk) for mnk in itertools.product(GRID_SIZES, repeat=3)]
 
 
+def llama() -> list[Shape]:
+    """The shapes of the demo, all in layout tn."""
+    tokens = itertools.chain(*LLAMA_TOKENS.values())
+    return [Shape(m, n, k) for m in tokens for n, k in LLAMA_3_8B.values()]
+
+
 def parse(text: str) -> Shape:
     """A shape from "M,N,K" or "MxNxK". Raises ValueError."""
     parts = text.replace("x", ",").split(",")
@@ -48,10 +61,19 @@ def parse(text: str) -> Shape:
     return Shape(*sizes)
 
 
+def argument(text: str) -> Shape:
+    """`parse` as argparse's type: its message reaches the user."""
+    try:
+        return parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def load(source: str) -> list[Shape]:
-    """Shapes from "grid", "M,N,K", or a CSV file with columns m, n, k (others ignored, duplicates dropped)."""
-    if source == "grid":
-        return grid()
+    """Shapes from "grid", "llama", "M,N,K", or a CSV file with columns m, n, k (others ignored, duplicates dropped)."""
+    named = {"grid": grid, "llama": llama}
+    if source in named:
+        return named[source]()
     if not Path(source).is_file():
         return [parse(source)]
     with open(source, newline="") as file:

@@ -19,9 +19,8 @@ import torch
 
 from cudal2 import tools
 from cudal2.plans import Knobs
+from cudal2.problem import TORCH_DTYPES
 from cudal2.shapes import Shape
-
-TORCH_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
 
 K = TypeVar("K", bound=Hashable)
 

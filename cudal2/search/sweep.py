@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from cudal2 import plans, shapes
+from cudal2 import plans, progress, shapes
 from cudal2.plans import Key, Plan, Table
 from cudal2.search import journal
 from cudal2.search.journal import Candidate, Entry, Journal
@@ -53,7 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cudal2.search.sweep", description=__doc__.split("\n")[0])
     parser.add_argument("--dtype", default="f16", choices=DTYPES)
     parser.add_argument("--layout", default="nn,tn", help="nn, tn or nn,tn")
-    parser.add_argument("--shapes", default="grid", help="grid, M,N,K or a CSV file with columns m,n,k")
+    parser.add_argument("--shapes", default="grid", help="grid, llama, M,N,K or a CSV file with columns m,n,k")
     parser.add_argument("--sample", type=int, help="only this many of the shapes, chosen by the seed")
     parser.add_argument("--out", required=True, help="plan table to write or add to")
     parser.add_argument("--log", required=True, help="CSV of every measurement; gzip if it ends in .gz")
@@ -116,8 +116,8 @@ def _work(options: argparse.Namespace) -> int:
     saved = time.monotonic()
     problems = [Key(options.dtype, layout, *shape) for shape in chosen for layout in layouts]
     problems = [key for key in problems if key not in done and crashes[key] < 3]
-    progress = _progress(problems)
-    for key in progress:
+    bar = progress.bar(problems, "problem")
+    for key in bar:
         if time.monotonic() > end:
             print(f"sweep: budget spent after {len(measured)} of {len(problems)} problems", file=sys.stderr)
             break
@@ -140,7 +140,7 @@ def _work(options: argparse.Namespace) -> int:
             saved = time.monotonic()
             log.flush()
             plans.write(out, table)
-            progress.set_postfix_str(_brief(measured))
+            bar.set_postfix_str(_brief(measured))
     plans.write(out, table)
     log.close()
     print(summary(measured))
@@ -155,12 +155,6 @@ def _for_dtype(candidate: Candidate, dtype: str, known: dict[str, KernelSpec]) -
     spec = KernelSpec.parse(candidate.kernel)
     name = spec.variant(dtype, spec.layout).name
     return Candidate(name, candidate.knobs) if name in known else None
-
-
-def _progress(problems: list[Key]):  # type: ignore[no-untyped-def]
-    from tqdm import tqdm
-
-    return tqdm(problems, unit="problem", mininterval=5.0, smoothing=0.05)
 
 
 def _geomean(ratios: list[float]) -> float:

@@ -1,0 +1,124 @@
+"""`cudal2 explain M N K`: the plan of a shape, its kernel, why that one, and the time to expect. Needs no GPU."""
+
+from __future__ import annotations
+
+import argparse
+import math
+
+import torch
+
+from cudal2 import plans
+from cudal2.plans import Key, Plan, Table
+from cudal2.search import cost
+from cudal2.shapes import Shape
+from cudal2.spec import DTYPES, LAYOUTS, KernelSpec
+
+DEFAULT_GPU = "h200"
+PEAK_TFLOPS, PEAK_TBYTES = 800.0, 4.3
+"""An H200's half-precision rate on random data and its copy bandwidth, as measured: the roofline of the reports."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of `cudal2 explain`."""
+    for name in "mnk":
+        parser.add_argument(name, type=int, metavar=name.upper())
+    parser.add_argument("--dtype", default="f16", choices=DTYPES)
+    parser.add_argument(
+        "--layout", default="tn", choices=LAYOUTS, help="nn: B row-major; tn (default): as in nn.Linear"
+    )
+    parser.add_argument("--gpu", help=f"whose plan table; default: the GPU here, or {DEFAULT_GPU} where there is none")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the explanation. Returns 0; raises PlanError where there is no table for the GPU."""
+    if min(options.m, options.n, options.k) < 1:
+        raise ValueError(f"M,N,K = {options.m},{options.n},{options.k}; expected positive integers")
+    gpu = options.gpu or (torch.cuda.get_device_name() if torch.cuda.is_available() else DEFAULT_GPU)
+    path, table = plans.for_gpu(gpu)
+    print("\n".join(lines(table, Key(options.dtype, options.layout, options.m, options.n, options.k), str(path))))
+    return 0
+
+
+def lines(table: Table, key: Key, source: str) -> list[str]:
+    """What `cudal2 explain` prints for a key."""
+    shape = key.shape
+    head = [
+        f"problem   {shape.m} x {shape.n} x {shape.k} {key.dtype} {key.layout}: "
+        f"{shape.flops / 1e9:.3g} GFLOP, {shape.bytes / 1e6:.3g} MB, roofline {roofline_us(shape):.2f} µs",
+        f"table     {table.gpu}, {source}",
+    ]
+    plan = table.plans.get(key)
+    if plan is None:
+        return head + _without_plan(table, key)
+    return head + _plan(plan) + _why(plan, table.sms) + _expected(plan)
+
+
+def roofline_us(shape: Shape) -> float:
+    """The least time an H200 could take: arithmetic or memory traffic, whichever is longer."""
+    return max(shape.flops / PEAK_TFLOPS / 1e6, shape.bytes / PEAK_TBYTES / 1e6)
+
+
+def _without_plan(table: Table, key: Key) -> list[str]:
+    found = ["plan      none for this shape: cudal2.matmul runs torch.matmul (cuBLAS)"]
+    near = table.nearest(key)
+    if near is not None:
+        found.append(f"nearest   {near.key.shape.m} x {near.key.shape.n} x {near.key.shape.k}: {near.kernel}")
+    return found
+
+
+def _plan(plan: Plan) -> list[str]:
+    runs = "this kernel" if plan.use == "own" else "cuBLAS, which measured faster here"
+    return [
+        f"plan      {plan.kernel}, {plan.knobs}",
+        f"dispatch  runs {runs}",
+        f"kernel    {describe(plan.spec)}",
+    ]
+
+
+def describe(spec: KernelSpec) -> str:
+    """A kernel's compile-time knobs in words."""
+    parts = [f"tile {spec.bm} x {spec.bn} x {spec.bk}", f"{spec.stages} stages"]
+    if spec.family == "sm90":
+        schedule = "pingpong" if spec.schedule == "ping" else "cooperative"
+        parts = ["TMA + WGMMA", *parts, f"{schedule}, {spec.consumers} consumer warpgroups"]
+        if spec.cluster_m * spec.cluster_n > 1:
+            parts.append(f"{spec.cluster_m} x {spec.cluster_n} CTAs share loads")
+        if spec.split > 1:
+            parts.append(f"K split over {spec.split} CTAs of the cluster")
+    else:
+        parts = ["cp.async + wmma", *parts, f"{spec.warps_m} x {spec.warps_n} warps"]
+        if spec.warps_k > 1:
+            parts.append(f"{spec.warps_k} of them along K")
+    return ", ".join([*parts, f"{spec.threads} threads", f"{spec.smem_bytes / 1024:.0f} KB shared memory"])
+
+
+def _why(plan: Plan, sms: int) -> list[str]:
+    spec = plan.spec
+    along_m, along_n = cost.tiles(spec, plan.key.shape)
+    ctas = along_m * along_n * spec.split
+    machine = cost.Machine(sms=sms)
+    together = cost.ctas_per_sm(spec, machine)
+    waves = cost.waves(spec, plan.key.shape, machine)
+    fill = ctas / (math.ceil(waves) * cost.usable_sms(spec, machine) * together)
+    split = f" x {spec.split} (split)" if spec.split > 1 else ""
+    grid = f"{along_m} x {along_n} tiles{split} = {ctas} CTAs"
+    if ctas < sms:
+        found = [f"why       {grid}: one wave, on {ctas} of {sms} SMs"]
+    else:
+        found = [f"why       {grid}, {together} to an SM: {waves:.2f} waves over {sms} SMs, {100 * fill:.0f} % filled"]
+    if plan.knobs.ctas and spec.split == 1:
+        found.append(f"          persistent: at most {plan.knobs.ctas} CTAs stride over the tiles")
+    if along_m * along_n > 1:
+        found.append(
+            f"          tiles run in groups of {plan.knobs.group} along {'MN'[plan.knobs.raster]}, to share L2"
+        )
+    found.append(f"measured  {plan.us:.2f} µs, torch.matmul {plan.torch_us:.2f} µs ({plan.torch_us / plan.us:.3f}x)")
+    if plan.lt_us is not None:
+        found.append(f"          cuBLASLt-AutoTuning {plan.lt_us:.2f} µs ({plan.lt_us / plan.us:.3f}x)")
+    return found
+
+
+def _expected(plan: Plan) -> list[str]:
+    us, shape = plan.expected_us, plan.key.shape
+    rates = f"{shape.flops / us / 1e6:.1f} TFLOP/s, {shape.bytes / us / 1e3:.0f} GB/s"
+    return [f"expected  {us:.2f} µs, {rates}, {100 * roofline_us(shape) / us:.0f} % of the roofline"]

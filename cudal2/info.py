@@ -1,0 +1,69 @@
+"""`cudal2 info`: the version, what was compiled, and for each GPU which plan table is in use."""
+
+from __future__ import annotations
+
+import argparse
+from collections import Counter
+
+import torch
+
+import cudal2
+from cudal2 import plans, tools
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """`cudal2 info` has no options."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print it. Returns 0."""
+    for line in lines():
+        print(line)
+    return 0
+
+
+def lines() -> list[str]:
+    """What `cudal2 info` prints."""
+    return [f"cudal2   {cudal2.__version__}", f"torch    {torch.__version__}", *_build(), *_tables(), *_devices()]
+
+
+def _build() -> list[str]:
+    module = tools.load()
+    if module is None:
+        return ["build    unknown: the tooling module is not built for this Python; matmul and linear work without it"]
+    kernels = module.kernels()
+    if not kernels:
+        return [f"build    {module.build_info()}: no kernels of our own, every product goes to torch"]
+    families = Counter((kernel["family"], kernel["dtype"], kernel["layout"]) for kernel in kernels)
+    counts = [f"         {' '.join(family):14} {count}" for family, count in sorted(families.items())]
+    return [f"build    {module.build_info()}", f"kernels  {len(kernels)}", *counts]
+
+
+def _tables() -> list[str]:
+    files = sorted(plans.directory().glob("*.csv"))
+    if not files:
+        return [f"plans    none in {plans.directory()}"]
+    found = []
+    for file in files:
+        table = plans.read(file)
+        own = sum(plan.use == "own" for plan in table.plans.values())
+        found.append(f"plans    {file.name}: {table.gpu}, {len(table.plans)} shapes, own kernel used on {own}")
+    return found
+
+
+def _devices() -> list[str]:
+    if not torch.cuda.is_available():
+        return ["devices  no GPU that this torch can use: every product goes to torch on the CPU"]
+    return [_device(index) for index in range(torch.cuda.device_count())]
+
+
+def _device(index: int) -> str:
+    module = tools.load()
+    name = torch.cuda.get_device_name(index)
+    if module is None:
+        return f"cuda:{index}   {name}"
+    status = module.device_status(index)
+    if not status["table"]:
+        return f"cuda:{index}   {name}: no plan table for its architecture, every product goes to cuBLAS"
+    mark = "tuned" if status["tuned"] else f"UNTUNED: measured on {status['table_gpu']}"
+    return f"cuda:{index}   {name}: {status['plans']} plans of {status['table']}, {mark}"

@@ -1,0 +1,300 @@
+"""The checks of `cudal2 verify`.
+
+Every product is checked on fresh random inputs: error at most twice torch.matmul's own (check.py), 0/1 inputs exactly,
+outputs poisoned with NaN and guarded on all sides, a second run the same bit for bit, and cudal2.matmul running the
+kernel that the plan names. Every kernel is also checked on odd shapes and pitches, with a bias, with other tile orders
+and grids, in chains under programmatic dependent launch, on a side stream and in a CUDA graph.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import torch
+
+import cudal2
+from cudal2 import check, problem
+from cudal2.plans import Key, Knobs, Plan
+from cudal2.problem import TORCH_DTYPES, Inputs, Output
+from cudal2.shapes import Shape
+from cudal2.spec import KernelSpec
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is checked: a compiled kernel with its knobs, or (kernel empty) what cudal2.matmul dispatches to."""
+
+    dtype: str
+    layout: str
+    kernel: str = ""
+    knobs: Knobs = field(default_factory=Knobs)
+    use: str = ""
+
+    @classmethod
+    def of(cls, key: Key, plan: Plan | None) -> Subject:
+        if plan is None:
+            return cls(key.dtype, key.layout)
+        return cls(key.dtype, key.layout, plan.kernel, plan.knobs, plan.use)
+
+    def run(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
+        """Queue the kernel. Raises RuntimeError with the reason if it cannot run these operands."""
+        knobs = self.knobs
+        torch.ops.cudal2.gemm(a, b, out, bias, self.kernel, knobs.group, knobs.raster, knobs.ctas, knobs.pdl)
+
+    def command(self, shape: Shape, seed: int) -> str:
+        """The command that checks this again."""
+        command = f"python -m cudal2 verify --shape {shape} --dtype {self.dtype} --layout {self.layout} --seed {seed}"
+        if not self.kernel:
+            return command
+        knobs = self.knobs
+        return f"{command} --kernel {self.kernel} --knobs {knobs.group},{knobs.raster},{knobs.ctas},{int(knobs.pdl)}"
+
+
+@dataclass(frozen=True)
+class Exact:
+    """0/1 operands and their product in the output type; sums up to 2048 are exact in fp16."""
+
+    inputs: Inputs
+    product: torch.Tensor
+
+    @classmethod
+    def draw(cls, shape: Shape, dtype: torch.dtype, source: torch.Generator) -> Exact:
+        inputs = problem.zero_one(shape, dtype, source)
+        return cls(inputs, problem.exact_product(inputs).to(dtype))
+
+
+Verdict = Callable[[tuple[float, float], Iterator[float]], None]
+"""Judges a subject by the reference's magnitude and the numbers measured, taken off the iterator."""
+
+
+class Session:
+    """Runs checks on one device, counts them, and prints each failure with its reproduction."""
+
+    def __init__(self, device: torch.device, seed: int):
+        self.device, self.seed = device, seed
+        self.checked = self.skipped = self.failures = 0
+
+    def fail(self, subject: Subject, shape: Shape, what: str) -> None:
+        self.failures += 1
+        name = subject.kernel or "dispatch"
+        print(f"FAIL {name} on {shape} {subject.dtype} {subject.layout}: {what}", file=sys.stderr)
+        print(f"     {subject.command(shape, self.seed)}", file=sys.stderr, flush=True)
+
+    # One shape -------------------------------------------------------------------------------------------------------
+
+    def product(self, shape: Shape, dtype: str, subjects: list[Subject], pad: int = 0, bias: bool = False) -> None:
+        """Check subjects of one dtype on one shape; they share inputs and references. One synchronization."""
+        torch_dtype = TORCH_DTYPES[dtype]
+        source = problem.generator(self.seed, shape, self.device)
+        real = problem.normal(shape, torch_dtype, source, pad)
+        wanted = check.reference(real.a, real.nn)
+        vector, exact = None, None
+        if bias:
+            vector = _misaligned_bias(shape.n, torch_dtype, source)
+            wanted += vector.to(wanted.dtype)
+        else:
+            exact = Exact.draw(shape, torch_dtype, source)
+        verdicts: list[Verdict] = []
+        numbers: list[torch.Tensor] = [check.magnitude(wanted)]
+        bounds: dict[str, torch.Tensor] = {}
+        for subject in subjects:
+            if subject.layout not in bounds:
+                bounds[subject.layout] = check.errors(_by_torch(real, subject.layout, vector), wanted)
+            pending = self._measure(subject, real, wanted, exact, vector, pad)
+            if pending is None:
+                self.skipped += 1
+                continue
+            names, values = pending
+            numbers += [bounds[subject.layout], *values]
+            verdicts.append(self._verdict(subject, shape, torch_dtype, names))
+        flat = torch.cat([value.double().flatten() for value in numbers]).tolist()
+        size, stream = (flat[0], flat[1]), iter(flat[2:])
+        for verdict in verdicts:
+            verdict(size, stream)
+            self.checked += 1
+
+    def _measure(
+        self,
+        subject: Subject,
+        real: Inputs,
+        wanted: torch.Tensor,
+        exact: Exact | None,
+        bias: torch.Tensor | None,
+        pad: int,
+    ) -> tuple[list[str], list[torch.Tensor]] | None:
+        """Queue a subject's runs. Returns what is measured, by name, as device values; None if it cannot run these."""
+        b = real.b(subject.layout)
+        names: list[str] = []
+        values: list[torch.Tensor] = []
+
+        def add(name: str, value: torch.Tensor) -> None:
+            names.append(name)
+            values.append(value)
+
+        first: torch.Tensor | None = None
+        if subject.kernel:
+            output = Output(real.shape, real.a.dtype, self.device, real.shape.n + pad // 8 * 8 if pad else None)
+            try:
+                subject.run(real.a, b, output.c, bias)
+            except RuntimeError as error:
+                if "cannot run" in str(error):
+                    return None
+                raise
+            add("error", check.errors(output.c, wanted))
+            add("elements written outside C", output.strays())
+            first = output.c.clone()
+            output.poison()
+            subject.run(real.a, b, output.c, bias)
+            add("elements that differ in a second run", (output.c != first).sum())
+            if exact is not None:
+                output.poison()
+                subject.run(exact.inputs.a, exact.inputs.b(subject.layout), output.c)
+                add("elements wrong on 0/1 inputs", (output.c != exact.product).sum())
+        if bias is None and pad == 0:
+            result = cudal2.matmul(real.a, b)
+            path = cudal2.last_path()
+            add("error as dispatched", check.errors(result, wanted))
+            if subject.use == "own":
+                if path != subject.kernel:
+                    names.append(f"dispatch ran {path!r}, not the plan's kernel")
+                    values.append(torch.ones((), device=self.device))
+                elif first is not None:
+                    add("elements that differ as dispatched", (result != first).sum())
+        return names, values
+
+    def _verdict(self, subject: Subject, shape: Shape, dtype: torch.dtype, names: list[str]) -> Verdict:
+        def judge(size: tuple[float, float], stream: Iterator[float]) -> None:
+            bound = check.Bound.of((next(stream), next(stream)), size, dtype)
+            for name in names:
+                if name.startswith("error"):
+                    reason = bound.problem((next(stream), next(stream)))
+                    if reason:
+                        self.fail(subject, shape, f"{name}: {reason}")
+                else:
+                    count = next(stream)
+                    if count != 0:
+                        self.fail(subject, shape, f"{name}: {int(count)}")
+
+        return judge
+
+    # One kernel ------------------------------------------------------------------------------------------------------
+
+    def kernel(self, name: str, quick: bool = False) -> None:
+        """Check one kernel on odd shapes and pitches, with every kind of knob, and in every way it can be launched."""
+        spec = KernelSpec.parse(name)
+        knobs = [Knobs(), Knobs(group=1, raster=1), Knobs(group=3, ctas=5 * spec.cluster_size), Knobs(pdl=True)]
+        for index, shape in enumerate(odd_shapes(spec)[: 3 if quick else None]):
+            subject = Subject(spec.dtype, spec.layout, name, knobs[index % len(knobs)])
+            self.product(shape, spec.dtype, [subject], pad=8 * (index % 3))
+            self.product(shape, spec.dtype, [subject], bias=True)
+        self.behaviour(Subject(spec.dtype, spec.layout, name))
+
+    def behaviour(self, subject: Subject, shape: Shape | None = None) -> None:
+        """Check launches that differ in context only: they must give the bits that a plain launch gives."""
+        shape = shape or Shape(520, 776, 648)
+        for what, runs_alike in (
+            ("a chain under programmatic dependent launch", self._pdl_chain),
+            ("a side stream", self._side_stream),
+            ("a CUDA graph's replay", self._graph),
+        ):
+            if not runs_alike(subject, shape):
+                self.fail(subject, shape, f"another result in {what}")
+            self.checked += 1
+
+    def _inputs(self, subject: Subject, shape: Shape) -> Inputs:
+        source = problem.generator(self.seed, shape, self.device)
+        return problem.normal(shape, TORCH_DTYPES[subject.dtype], source)
+
+    def _plain(self, subject: Subject, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        out = Output(Shape(a.shape[0], b.shape[1], a.shape[1]), a.dtype, self.device).c
+        subject.run(a, b, out)
+        return out
+
+    def _pdl_chain(self, subject: Subject, shape: Shape) -> bool:
+        """C = A B, E = C D, C = A' B, F = C D: reads what was just written, overwrites what is being read."""
+        m, n, k = shape
+        first, second = self._inputs(subject, shape), self._inputs(subject, Shape(m, k, n))
+        b, d = first.b(subject.layout), second.b(subject.layout) / n**0.5
+        if subject.layout == "tn":
+            d = d.t().contiguous().t()
+        others = [first.a, first.a.flip(0).contiguous()]
+        dtype = first.a.dtype
+
+        def chain(pdl: bool) -> list[torch.Tensor]:
+            link = Subject(subject.dtype, subject.layout, subject.kernel, _with_pdl(subject.knobs, pdl))
+            middle = Output(Shape(m, n, k), dtype, self.device).c
+            ends = [Output(Shape(m, k, n), dtype, self.device).c for _ in others]
+            for a, end in zip(others, ends, strict=True):
+                link.run(a, b, middle)
+                link.run(middle, d, end)
+            return ends
+
+        plain = chain(pdl=False)
+        return all(_same(chain(pdl=True), plain) for _ in range(4))
+
+    def _side_stream(self, subject: Subject, shape: Shape) -> bool:
+        """The operand is written on a side stream, late, just before the kernel is launched there."""
+        inputs = self._inputs(subject, shape)
+        b = inputs.b(subject.layout)
+        plain = self._plain(subject, inputs.a, b)
+        late = torch.zeros_like(inputs.a)
+        out = Output(shape, late.dtype, self.device).c
+        torch.cuda.synchronize()
+        side = torch.cuda.Stream(self.device)
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(2_000_000)
+            late.copy_(inputs.a)
+            subject.run(late, b, out)
+        side.synchronize()
+        return _same([out], [plain])
+
+    def _graph(self, subject: Subject, shape: Shape) -> bool:
+        """Captured once, replayed on operands that change in place."""
+        inputs = self._inputs(subject, shape)
+        b = inputs.b(subject.layout)
+        a = inputs.a.clone()
+        out = Output(shape, a.dtype, self.device).c
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            subject.run(a, b, out)
+        alike = True
+        for step in range(2):
+            a.copy_(inputs.a.roll(step, dims=0))
+            graph.replay()
+            alike = alike and _same([out], [self._plain(subject, a, b)])
+        return alike
+
+
+def odd_shapes(spec: KernelSpec) -> list[Shape]:
+    """Shapes that divide nothing: one row, less than a tile, a little over one, several clusters and stages."""
+    tile_m, tile_n, step = spec.bm * spec.cluster_m, spec.bn * spec.cluster_n, spec.bk * spec.split
+    return [
+        Shape(1, 8, 8),
+        Shape(65, 72, 40),
+        Shape(2 * tile_m + 1, tile_n + 8, step * spec.stages + 8),
+        Shape(tile_m, 2 * tile_n, step),
+        Shape(7, 1000, 13),
+        Shape(1001, 136, 4099),
+        Shape(3 * tile_m + 3, 3 * tile_n + 24, 2 * step - 7),
+        Shape(333, 2056, 521),
+    ]
+
+
+def _with_pdl(knobs: Knobs, pdl: bool) -> Knobs:
+    return Knobs(knobs.group, knobs.raster, knobs.ctas, pdl)
+
+
+def _same(results: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:
+    return all(torch.equal(result, want) for result, want in zip(results, wanted, strict=True))
+
+
+def _by_torch(inputs: Inputs, layout: str, bias: torch.Tensor | None) -> torch.Tensor:
+    b = inputs.b(layout)
+    return torch.matmul(inputs.a, b) if bias is None else torch.addmm(bias, inputs.a, b)
+
+
+def _misaligned_bias(n: int, dtype: torch.dtype, source: torch.Generator) -> torch.Tensor:
+    return torch.empty(n + 1, dtype=dtype, device=source.device).normal_(generator=source)[1:]
