@@ -36,7 +36,10 @@ def run(options: argparse.Namespace) -> int:
     """Run the demo. Returns 0, or 1 if a product is wrong."""
     on_gpu = torch.cuda.is_available()
     rows = [
-        _row(phase, name, m, options, on_gpu) for phase, tokens in PHASES.items() for m in tokens for name in LAYERS
+        _row(phase, layer, m, options, on_gpu)
+        for phase, tokens in LLAMA_TOKENS.items()
+        for m in tokens
+        for layer in LLAMA_3_8B
     ]
     Console(width=None if Console().is_terminal else 140).print(_on_gpu(rows) if on_gpu else _on_cpu(rows))
     wrong = [row for row in rows if row.problem]
