@@ -34,11 +34,11 @@ class BuildNative(Command):
     description = "build cudal2's native libraries"
     user_options = [("build-lib=", "b", "directory to build to")]
 
-    build_lib: str
+    build_lib: str | None
     editable_mode: bool
 
     def initialize_options(self) -> None:
-        self.build_lib = ""
+        self.build_lib = None  # set_undefined_options replaces None alone
         self.editable_mode = False
         self.placed: list[Path] = []
 
@@ -48,7 +48,7 @@ class BuildNative(Command):
     def run(self) -> None:
         try:
             result = native.build(ROOT)
-            package = ROOT / "cudal2" if self.editable_mode else Path(self.build_lib).resolve() / "cudal2"
+            package = ROOT / "cudal2" if self.editable_mode else Path(str(self.build_lib)).resolve() / "cudal2"
             self.placed = native.place(result, package, link_plans=self.editable_mode)
         except BuildError as error:
             sys.exit(f"cudal2: {error}")
