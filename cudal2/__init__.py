@@ -15,6 +15,6 @@ __version__ = "0.1.0"
 from cudal2 import registration as _registration  # noqa: F401  (tells torch about the ops)
 from cudal2.native import last_path
 from cudal2.ops import linear, matmul
-from cudal2.patch import Patch, patch
+from cudal2.patching import Patch, patch
 
 __all__ = ["Patch", "__version__", "last_path", "linear", "matmul", "patch"]

@@ -55,7 +55,7 @@ class MatMul(Function):
         grad_a = matmul(grad, b.mT) if ctx.needs_input_grad[0] else None
         grad_b = None
         if ctx.needs_input_grad[1]:
-            rows, grad_rows = a.reshape(-1, a.shape[-1]), grad.reshape(-1, grad.shape[-1])
+            rows, grad_rows = _rows(a), _rows(grad)
             # In b's own storage order, so that accumulating it into b.grad moves no data around.
             transposed = b.stride(0) < b.stride(1)
             grad_b = matmul(grad_rows.mT, rows).mT if transposed else matmul(rows.mT, grad_rows)
@@ -73,9 +73,9 @@ class Linear(Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         input, weight = ctx.saved_tensors
-        grad_rows = grad.reshape(-1, grad.shape[-1])
+        grad_rows = _rows(grad)
         grad_input = matmul(grad, weight) if ctx.needs_input_grad[0] else None
-        grad_weight = matmul(grad_rows.mT, input.reshape(-1, input.shape[-1])) if ctx.needs_input_grad[1] else None
+        grad_weight = matmul(grad_rows.mT, _rows(input)) if ctx.needs_input_grad[1] else None
         grad_bias = grad_rows.sum(0) if ctx.needs_input_grad[2] else None
         return grad_input, grad_weight, grad_bias
 
@@ -91,6 +91,11 @@ def _may_be_tuned(a: Tensor, b: Tensor, k: int) -> bool:
         and a.shape[-1] == k
         and forward_ad._current_level < 0
     )
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """All rows of the last dimension, as a matrix."""
+    return tensor.flatten(0, -2) if tensor.dim() > 1 else tensor.unsqueeze(0)
 
 
 def _wants_grad(*tensors: Tensor | None) -> bool:
