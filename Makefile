@@ -21,7 +21,7 @@ PIP := $(PY) -m pip --disable-pip-version-check
 PIP_INSTALL := $(PIP) install --progress-bar off
 CUDA := $(abspath $(VENV))/cuda/nvidia/cu13
 WITH_CUDA := if [ -x $(CUDA)/bin/nvcc ]; then export CUDA_HOME="$${CUDA_HOME:-$(CUDA)}"; fi;
-CXX_FILES = $(shell find csrc generated_kernels -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh')
+CXX_FILES = $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cuh')
 
 # Stamps, named after what they were made for: another TORCH is another stamp.
 TOOLS := $(VENV)/tools-$(TORCH)
@@ -38,12 +38,12 @@ test: build
 
 # The install is editable: Python files are live, and this compiles the native ones that have changed.
 build: $(INSTALLED)
-	$(WITH_CUDA) $(PY) -m build_tools
+	@$(WITH_CUDA) $(PY) -m build_tools
 
 kernels: build
 
 wheel: $(INSTALLED)
-	$(WITH_CUDA) $(PIP) wheel --no-build-isolation --no-deps -w dist .
+	@$(WITH_CUDA) $(PIP) wheel --no-build-isolation --no-deps -w dist .
 
 lint: $(TOOLS)
 	$(VENV)/bin/ruff check .
@@ -74,6 +74,6 @@ $(TOOLS): pyproject.toml Makefile | $(PY)
 
 $(INSTALLED): $(TOOLS) setup.py
 	$(PY) -m build_tools nvcc || $(PIP_INSTALL) --no-deps --upgrade --target $(VENV)/cuda $(CUDA_WHEELS)
-	$(WITH_CUDA) $(PY) -m build_tools
-	$(WITH_CUDA) $(PIP_INSTALL) --no-build-isolation -e .
+	@$(WITH_CUDA) $(PY) -m build_tools
+	@$(WITH_CUDA) $(PIP_INSTALL) --no-build-isolation -e .
 	touch $@

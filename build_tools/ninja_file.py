@@ -10,6 +10,7 @@ nvcc never sees a torch header. Every path inside the repository is relative to 
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Iterable
@@ -181,7 +182,7 @@ def _compile(ninja: NinjaFile, setup: Setup, source: Path, flags: list[str], tar
     if not path.is_file():
         raise BuildError(f"{source} is missing: the source tree is not complete.")
     if "CUDAL2_BUILD_INFO" in path.read_text(encoding="utf-8"):
-        flags = [*flags, f'-DCUDAL2_BUILD_INFO="{setup.info}"']
+        flags = [*flags, f"-DCUDAL2_BUILD_INFO={json.dumps(setup.info)}"]
     target = target or _object(source)
     return ninja.edge("cxx", target, [source], cxx=_shell([setup.cxx]), flags=_shell([*_CXX, *flags]))
 
