@@ -124,12 +124,13 @@ class Table:
 
     def nearest(self, key: Key) -> Plan | None:
         """The plan of the same dtype and layout whose shape is nearest, by ratios of M, N and K."""
-
-        def distance(plan: Plan) -> float:
-            return sum(abs(math.log2(a / b)) for a, b in zip(plan.key.shape, key.shape, strict=True))
-
         alike = [plan for plan in self.plans.values() if (plan.key.dtype, plan.key.layout) == (key.dtype, key.layout)]
-        return min(alike, key=lambda plan: (distance(plan), plan.key), default=None)
+        return min(alike, key=lambda plan: (distance(plan.key.shape, key.shape), plan.key), default=None)
+
+
+def distance(first: Shape, second: Shape) -> float:
+    """How far two shapes are apart: the sum of the ratios of M, N and K, in powers of two."""
+    return sum(abs(math.log2(a / b)) for a, b in zip(first, second, strict=True))
 
 
 def read(path: str | Path) -> Table:

@@ -59,7 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--log", required=True, help="CSV of every measurement; gzip if it ends in .gz")
     parser.add_argument("--seed-log", help="log of another dtype's sweep: time only the kernels that ranked best there")
     parser.add_argument("--top", type=int, default=4, help="how many of them (default 4)")
-    parser.add_argument("--keep", type=int, default=28, help="kernels timed per problem (default 28)")
+    parser.add_argument("--keep", type=int, default=40, help="kernels timed per problem (default 40)")
     parser.add_argument("--lt", action="store_true", help="also autotune cuBLASLt, for the lt_us column")
     parser.add_argument("--budget-seconds", type=float, default=math.inf, help="stop, with what there is, after this")
     parser.add_argument("--problem-seconds", type=float, default=4.0, help="skip the knobs stage past this")

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from cudal2 import check
+from cudal2 import check, plans
 from cudal2.plans import Key, Knobs, Plan
 from cudal2.search import cost, cublaslt
 from cudal2.search.journal import Candidate, Entry
@@ -41,14 +41,19 @@ class DeviceFailure(RuntimeError):
 
 @dataclass
 class Tuner:
-    """Tunes problems on one device. `specs` are the compiled kernels, `keep` how many of them are timed per problem."""
+    """Tunes problems of one dtype and layout on one device.
+
+    `specs` are the compiled kernels; `keep` of them are timed per problem by the cost model's advice, and beside them
+    those that won on the nearest shapes tuned before. `lt`: time cuBLASLt, too. `seconds`: past this, no knobs stage.
+    """
 
     watch: Stopwatch
     specs: dict[str, KernelSpec]
-    keep: int = 28
+    keep: int = 40
     lt: cublaslt.Handle | None = None
     seconds: float = 4.0
     entries: list[Entry] = field(default_factory=list)
+    tuned: list[Plan] = field(default_factory=list)
     _slots: dict[str, int] = field(default_factory=dict)
 
     def tune(self, operands: Operands, seeds: list[Candidate] | None = None, careful: bool = False) -> Plan | None:
@@ -60,7 +65,15 @@ class Tuner:
         self.entries = []
         key = Key(operands.dtype, operands.layout, *operands.shape)
         with self.watch.scope():
-            return _Run(self, key, operands, careful).plan(seeds)
+            plan = _Run(self, key, operands, careful).plan(seeds)
+        if plan is not None:
+            self.tuned.append(plan)
+        return plan
+
+    def neighbours(self, key: Key, count: int = 6) -> list[KernelSpec]:
+        """The kernels that won on the `count` nearest shapes tuned so far."""
+        near = sorted(self.tuned, key=lambda plan: plans.distance(plan.key.shape, key.shape))
+        return [self.specs[plan.kernel] for plan in near[:count]]
 
     def slots(self, spec: KernelSpec, gemm: Any) -> int:
         """CTAs of a kernel that the device runs at once, in whole clusters."""
@@ -84,8 +97,9 @@ class _Run:
         if seeds:
             candidates = seeds
         else:
-            names = cost.shortlist(self.tuner.specs.values(), self.key.shape, self.tuner.keep)
-            candidates = [started for spec in names if (started := self.start(spec)) is not None]
+            specs = cost.shortlist(self.tuner.specs.values(), self.key.shape, self.tuner.keep)
+            specs = list(dict.fromkeys([*specs, *self.tuner.neighbours(self.key)]))
+            candidates = [started for spec in specs if (started := self.start(spec)) is not None]
         if self.careful:
             self.try_each(candidates)
         expected = min((cost.predict_us(self.spec(c), self.key.shape) for c in candidates), default=0.0)

@@ -1,0 +1,142 @@
+"""A GPU for the search's tests: kernels "run" on the CPU, and take the time that the cost model gives them."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from cudal2 import tools
+from cudal2.search import cost, measure
+from cudal2.shapes import Shape
+from cudal2.spec import DTYPES, LAYOUTS, KernelSpec
+
+TORCH_US = 5.0
+
+SPECS = [
+    KernelSpec.parse(name)
+    for name in (
+        "sm90_f16_tn_128x256x64_s4_c1x1_coop2",
+        "sm90_f16_tn_128x256x64_s4_c2x1_coop2",
+        "sm90_f16_tn_128x128x64_s6_c1x1_ping2",
+        "sm90_f16_tn_128x128x64_s5_c1x1_coop2",
+        "sm90_f16_tn_128x128x64_s5_c2x1_coop2",
+        "sm90_f16_tn_128x128x64_s5_c1x1k2_coop2",
+        "sm90_f16_tn_64x64x64_s8_c1x1_coop1",
+        "sm90_f16_tn_64x64x64_s8_c1x1k4_coop1",
+        "sm90_f16_tn_64x16x128_s6_c1x1_coop1",
+        "wmma_f16_tn_32x32x64_s4_w2x2k1",
+        "wmma_f16_tn_64x64x64_s3_w2x2k2",
+    )
+]
+"""The kernels of the fake build, for one dtype and layout; it has their variants for the others."""
+
+
+class FakeGpu:
+    """Stands in for cudal2._tools. `wrong` kernels miscompute, `crashing` ones take the device down, `refusing` ones
+    cannot be captured; `us` overrides a kernel's time."""
+
+    def __init__(self) -> None:
+        self.wrong: set[str] = set()
+        self.crashing: set[str] = set()
+        self.refusing: set[str] = set()
+        self.us: dict[str, float] = {}
+        self.captured: list[tuple[str, Any, int]] = []
+        self.raced: list[int] = []
+        self.operands: measure.Operands | None = None
+        self._failure = ""
+
+    # cudal2._tools ---------------------------------------------------------------------------------------------------
+
+    def Gemm(self, **fields: Any) -> Any:
+        return SimpleNamespace(**fields)
+
+    def Knobs(self, **fields: Any) -> Any:
+        return SimpleNamespace(**fields)
+
+    def kernels(self) -> list[dict[str, Any]]:
+        specs = [spec.variant(dtype, layout) for spec in SPECS for dtype in DTYPES for layout in LAYOUTS]
+        return [{"name": s.name, "family": s.family, "dtype": s.dtype, "layout": s.layout} for s in specs]
+
+    # Timer -----------------------------------------------------------------------------------------------------------
+
+    def occupancy(self, kernel: str, knobs: Any, gemm: Any) -> dict[str, int]:
+        return {"ctas_per_sm": 1}
+
+    def launch(self, kernel: str, knobs: Any, gemm: Any) -> None:
+        if kernel in self.crashing:
+            self._failure = kernel
+            return
+        assert self.operands is not None
+        result = self.operands.a.float() @ self.operands.b.float()
+        if kernel in self.wrong:
+            result[-1, -1] += 10
+        self.operands.c.copy_(result)
+
+    def synchronize(self, timeout_s: float) -> None:
+        if self._failure:
+            raise RuntimeError("an illegal memory access was encountered")
+
+    def capture(self, kernel: str, knobs: Any, problems: list[Any], launches: int) -> Any:
+        if kernel in self.refusing:
+            raise ValueError(f"{kernel}: pitch")
+        self.captured.append((kernel, knobs, launches))
+        us = self.us.get(kernel, 0.0)
+        if not us:
+            gemm = problems[0]
+            us = cost.predict_us(KernelSpec.parse(kernel), Shape(gemm.m, gemm.n, gemm.k))
+        return SimpleNamespace(kernel=kernel, us=us)
+
+    def begin(self) -> None:
+        pass
+
+    def end(self, launches: int) -> Any:
+        return SimpleNamespace(kernel="torch", us=TORCH_US)
+
+    def abort(self) -> None:
+        raise AssertionError("torch.matmul failed under capture")
+
+    def race(self, graphs: list[Any], order: list[int], timeout_s: float) -> list[float]:
+        self.raced += order
+        if any(graph.kernel in self.crashing for graph in graphs):
+            raise RuntimeError("an illegal memory access was encountered")
+        return [graphs[index].us for index in order]
+
+
+class FakeWatch(measure.Stopwatch):
+    """A Stopwatch on a FakeGpu, with nothing to set up."""
+
+    def __init__(self, gpu: FakeGpu) -> None:
+        self.timer = gpu
+        self.stream = None
+        self.device = 0
+        self.sms = 132
+        self._random = random.Random(0)
+
+    def scope(self) -> contextlib.AbstractContextManager[Any]:
+        return contextlib.nullcontext()
+
+
+def install(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    """Make the search run on a FakeGpu, in this process."""
+    gpu = FakeGpu()
+    describe = measure.Operands.gemm
+    make_pool = measure.Pool
+
+    def gemm(operands: measure.Operands, bias: torch.Tensor | None = None) -> Any:
+        gpu.operands = operands
+        return describe(operands, bias)
+
+    monkeypatch.setattr(measure.Operands, "gemm", gemm)
+    monkeypatch.setattr(measure, "Pool", lambda dtype, shapes, seed: make_pool(dtype, shapes, seed, device="cpu"))
+    monkeypatch.setattr(measure, "Stopwatch", lambda device, seed: FakeWatch(gpu))
+    monkeypatch.setattr(measure, "provenance", lambda device: {"gpu": "NVIDIA H200", "arch": "9.0", "sms": "132"})
+    monkeypatch.setattr(tools, "require", lambda: gpu)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return gpu

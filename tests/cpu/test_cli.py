@@ -1,0 +1,191 @@
+"""The command line: what each command prints without a GPU, exit codes, and errors in one line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import cudal2
+from cudal2 import check, cli, explain, info, plans, problem, tools
+from cudal2.plans import Key, Knobs, Plan, Table
+from cudal2.shapes import Shape
+from cudal2.spec import KernelSpec
+
+KERNEL = "sm90_f16_tn_128x256x64_s4_c2x1_coop2"
+WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="what is printed where there is no GPU")
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """A plan table of two shapes, as the only one there is."""
+    big, small = Key("f16", "tn", 4096, 4096, 4096), Key("f16", "tn", 16, 4096, 4096)
+    entries = [
+        Plan(big, KERNEL, Knobs(8, 0, 132), us=180.0, torch_us=198.0, lt_us=181.8),
+        Plan(small, "sm90_f16_tn_64x64x64_s8_c1x1k4_coop1", Knobs(), us=12.0, torch_us=9.0, use="cublas"),
+    ]
+    made = Table({"gpu": "NVIDIA H200", "arch": "9.0", "sms": "132"}, {plan.key: plan for plan in entries})
+    plans.write(tmp_path / "h200.csv", made)
+    monkeypatch.setenv("CUDAL2_PLANS", str(tmp_path))
+    return made
+
+
+def _explain(*arguments: str) -> int:
+    return cli.main(["explain", *arguments, "--gpu", "h200"])
+
+
+def test_explain_an_own_kernel(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _explain("4096", "4096", "4096") == 0
+    out = capsys.readouterr().out
+    assert f"{KERNEL}, group=8 raster=0 ctas=132 pdl=0" in out
+    assert "tile 128 x 256 x 64, 4 stages, cooperative, 2 consumer warpgroups, 2 x 1 CTAs share loads" in out
+    assert "32 x 16 tiles = 512 CTAs, 1 to an SM: 3.88 waves over 132 SMs, 97 % filled" in out
+    assert "persistent: at most 132 CTAs" in out
+    assert "180.00 µs, torch.matmul 198.00 µs (1.100x)" in out
+    assert "cuBLASLt-AutoTuning 181.80 µs (1.010x)" in out
+    assert "expected  180.00 µs, 763.5 TFLOP/s" in out
+
+
+def test_explain_where_cublas_is_faster(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _explain("16", "4096", "4096", "--layout", "tn") == 0
+    out = capsys.readouterr().out
+    assert "dispatch  runs cuBLAS, which measured faster here" in out
+    assert "1 x 64 tiles x 4 (split) = 256 CTAs" in out
+    assert "expected  9.00 µs" in out
+
+
+def test_explain_without_a_plan_names_the_nearest(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _explain("4000", "4096", "4096") == 0
+    out = capsys.readouterr().out
+    assert "none for this shape" in out
+    assert f"nearest   4096 x 4096 x 4096: {KERNEL}" in out
+
+
+def test_explain_describes_wmma() -> None:
+    text = explain.describe(KernelSpec.parse("wmma_f16_tn_64x64x64_s3_w2x2k2"))
+    assert text.startswith("cp.async + wmma, tile 64 x 64 x 64, 3 stages, 2 x 2 warps, 2 of them along K, 256 threads")
+
+
+def test_roofline_is_the_longer_of_arithmetic_and_traffic() -> None:
+    assert explain.roofline_us(Shape(8192, 8192, 8192)) == pytest.approx(2 * 8192**3 / 800e12 * 1e6)
+    assert explain.roofline_us(Shape(1, 8192, 8192)) == pytest.approx(2 * (8192 + 8192**2 + 8192) / 4.3e12 * 1e6)
+
+
+def test_errors_are_one_line_with_exit_code_2(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, reason in (
+        (["explain", "64", "0", "64"], "M,N,K = 64,0,64; expected positive integers"),
+        (["explain", "64", "64", "64", "--gpu", "b300"], "gpu='b300' has no plan table"),
+        (["verify", "--shape", "8,8", "--dtype", "f16"], "expected three positive integers M,N,K"),
+    ):
+        assert cli.main(arguments) == 2
+        error = capsys.readouterr().err.strip().splitlines()
+        assert reason in error[-1]
+        assert "Traceback" not in "".join(error)
+
+
+def test_a_malformed_table_is_reported(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    path = plans.directory() / "h200.csv"
+    path.write_text(path.read_text().replace("4096,4096,4096", "4096,4096,none"))
+    assert _explain("64", "64", "64") == 2
+    assert f"cudal2 explain: {path}:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["tune"], ["explain", "64"]])
+def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments) == 2
+    assert "usage: cudal2" in capsys.readouterr().err
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    out = capsys.readouterr().out
+    assert all(command in out for command in ("info", "verify", "explain", "demo"))
+
+
+def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(info, "run", interrupted)
+    assert cli.main(["info"]) == 130
+
+
+def test_info_lists_build_and_tables(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["info"]) == 0
+    out = capsys.readouterr().out
+    assert f"cudal2   {cudal2.__version__}" in out
+    assert f"torch    {torch.__version__}" in out
+    assert "plans    h200.csv: NVIDIA H200, 2 shapes, own kernel used on 1" in out
+
+
+def test_info_without_the_tooling_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "load", lambda: None)
+    assert any("tooling module is not built for this Python" in line for line in info.lines())
+
+
+@WITHOUT_GPU
+def test_info_says_that_there_is_no_gpu() -> None:
+    assert "no GPU that this torch can use" in info.lines()[-1]
+
+
+def test_missing_tools_say_how_to_get_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "load", lambda: None)
+    with pytest.raises(tools.ToolsMissing, match=r"build cudal2 from source with this Python .*CUDAL2_TOOLS_PYTHONS"):
+        tools.require()
+
+
+@WITHOUT_GPU
+class TestDemo:
+    def test_on_the_cpu(self, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["demo"]) == 0
+        out = capsys.readouterr().out
+        assert "All 16 products are right" in out
+        assert out.count("right ") >= 16
+        assert "cuBLAS" in out  # 16 x 4096 x 4096 is planned, and cuBLAS is faster there
+        assert "9.00" in out
+        assert "(4096x4096x4096)" in out  # the nearest shape of the prefill layers
+
+    def test_a_wrong_product_is_found(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def wrong(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            result = torch.matmul(a, b)
+            result[-1, -1] += 1
+            return result
+
+        monkeypatch.setattr(cudal2, "matmul", wrong)
+        assert cli.main(["demo"]) == 1
+        assert "over" in capsys.readouterr().out
+
+
+class TestCheck:
+    def test_bound_holds_torch_itself_and_refuses_nan(self) -> None:
+        shape = Shape(64, 64, 512)
+        inputs = problem.normal(shape, torch.float16, problem.generator(0, shape, torch.device("cpu")))
+        wanted = check.reference(inputs.a, inputs.nn)
+        by_torch = check.errors(torch.matmul(inputs.a, inputs.nn), wanted).tolist()
+        bound = check.Bound.of(tuple(by_torch), tuple(check.magnitude(wanted).tolist()), torch.float16)
+        assert bound.problem(tuple(by_torch)) is None
+        assert bound.problem((2.5 * bound.max, 0.0)) is not None
+        assert bound.problem((0.0, 2.5 * bound.rms)) is not None
+        assert bound.problem((float("nan"), float("nan"))) is not None
+
+    def test_errors(self) -> None:
+        errors = check.errors(torch.tensor([[1.0, 2.0], [3.0, 8.0]]), torch.tensor([[1.0, 2.0], [3.0, 4.0]]))
+        assert errors.tolist() == [4.0, 2.0]
+
+    def test_reference_leaves_the_tf32_setting(self) -> None:
+        before = torch.backends.cuda.matmul.allow_tf32
+        check.reference(torch.ones(2, 2), torch.ones(2, 2))
+        assert torch.backends.cuda.matmul.allow_tf32 == before
+
+    def test_small_references_are_fp64(self) -> None:
+        assert check.reference(torch.ones(2, 2), torch.ones(2, 2)).dtype == torch.float64
+
+
+def test_python_dash_m_runs_the_command() -> None:
+    run = subprocess.run([sys.executable, "-m", "cudal2", "info"], capture_output=True, text=True, check=True)
+    assert run.stdout.startswith("cudal2   ")

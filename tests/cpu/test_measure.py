@@ -1,0 +1,296 @@
+"""Measuring and the search for plans, on a fake GPU whose kernels take the time that a test gives them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from fake_gpu import SPECS, TORCH_US, FakeGpu, FakeWatch, install
+
+from cudal2 import plans
+from cudal2.plans import Key, Knobs
+from cudal2.search import cost, journal, sweep
+from cudal2.search.journal import Candidate, Entry, Journal
+from cudal2.search.measure import Operands, Pool, launches_for
+from cudal2.search.tuner import DeviceFailure, Tuner
+from cudal2.shapes import Shape
+from cudal2.spec import KernelSpec
+
+SHAPE = Shape(256, 384, 512)
+F16_TN = {spec.name: spec for spec in SPECS}
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    return install(monkeypatch)
+
+
+def _operands(shape: Shape = SHAPE) -> Operands:
+    return Pool("f16", [shape], seed=0, device="cpu").operands(shape, "tn")
+
+
+def _tuner(gpu: FakeGpu) -> Tuner:
+    return Tuner(FakeWatch(gpu), dict(F16_TN))
+
+
+class TestMeasure:
+    @pytest.mark.parametrize(("us", "launches"), [(0.0, 20), (2.0, 20), (4.0, 10), (30.0, 2), (40.0, 1), (9e3, 1)])
+    def test_launches_fill_a_replay(self, us: float, launches: int) -> None:
+        assert launches_for(us) == launches
+
+    @pytest.mark.parametrize("layout", ["nn", "tn"])
+    def test_pool_gives_aligned_random_views(self, layout: str) -> None:
+        pool = Pool("bf16", [Shape(64, 128, 256), Shape(8, 8, 8)], seed=1, device="cpu")
+        first, second = (pool.operands(Shape(64, 128, 256), layout) for _ in range(2))
+        assert first.shape == Shape(64, 128, 256)
+        assert first.b.stride() == ((128, 1) if layout == "nn" else (1, 256))
+        assert not torch.equal(first.a, second.a)
+        assert all(t.data_ptr() % 256 == pool._a.data_ptr() % 256 for t in (first.a,))
+        assert abs(first.b.float().mean()) < 0.1
+        assert 0.9 < first.b.float().std() < 1.1
+
+    def test_gemm_gives_pitches_by_layout(self, gpu: FakeGpu) -> None:
+        gemm = _operands().gemm()
+        assert (gemm.m, gemm.n, gemm.k) == SHAPE
+        assert (gemm.lda, gemm.ldb, gemm.ldc) == (512, 512, 384)
+        assert (gemm.dtype, gemm.layout) == ("f16", "tn")
+
+    def test_a_race_replays_everyone_every_round(self, gpu: FakeGpu) -> None:
+        watch = FakeWatch(gpu)
+        problem = _operands().gemm()
+        graphs = {name: watch.kernel(name, Knobs(), [problem], 4) for name in list(F16_TN)[:3]}
+        times = watch.race(graphs, rounds=5)
+        assert [len(values) for values in times.values()] == [5, 5, 5]
+        rounds = [gpu.raced[start : start + 3] for start in range(0, 15, 3)]
+        assert all(sorted(order) == [0, 1, 2] for order in rounds)
+        assert len({tuple(order) for order in rounds}) > 1
+
+
+class TestCost:
+    def test_more_work_takes_longer(self) -> None:
+        for spec in F16_TN.values():
+            times = [cost.predict_us(spec, Shape(size, size, size)) for size in (64, 512, 2048, 8192)]
+            assert times == sorted(times)
+            assert times[0] < times[-1]
+
+    def test_large_shapes_are_predicted_within_a_factor(self) -> None:
+        best = min(cost.predict_us(spec, Shape(8192, 8192, 8192)) for spec in F16_TN.values())
+        assert 0.8 < best / (2 * 8192**3 / 750e12 * 1e6) < 1.4
+
+    def test_waves_count_clusters(self) -> None:
+        spec = KernelSpec.parse("sm90_f16_tn_128x256x64_s4_c2x1_coop2")
+        assert cost.tiles(spec, Shape(129, 257, 64)) == (2, 2)
+        assert cost.tiles(spec, Shape(257, 256, 64)) == (4, 1)
+        assert cost.ctas_per_sm(spec) == 1
+        assert cost.waves(spec, Shape(128 * 132, 256, 64)) == 1.0
+
+    def test_shortlist_keeps_every_kind(self) -> None:
+        shape = Shape(4096, 4096, 4096)
+        chosen = cost.shortlist(F16_TN.values(), shape, keep=9)
+        assert len(chosen) == 9
+        assert {spec.family for spec in chosen} == {spec.family for spec in F16_TN.values()}
+        predictions = [cost.predict_us(spec, shape) for spec in chosen]
+        assert predictions == sorted(predictions)
+        assert predictions[0] == min(cost.predict_us(spec, shape) for spec in F16_TN.values())
+        assert cost.shortlist(F16_TN.values(), shape, keep=1000) == sorted(
+            F16_TN.values(), key=lambda spec: (cost.predict_us(spec, shape), spec.name)
+        )
+
+
+class TestTuner:
+    def test_the_fastest_wins(self, gpu: FakeGpu) -> None:
+        fastest = sorted(F16_TN)[-1]
+        gpu.us[fastest] = 1.5
+        plan = _tuner(gpu).tune(_operands())
+        assert plan is not None
+        assert (plan.kernel, plan.us, plan.torch_us, plan.use) == (fastest, 1.5, TORCH_US, "own")
+        assert plan.key == Key("f16", "tn", *SHAPE)
+
+    def test_cublas_is_used_where_it_is_faster(self, gpu: FakeGpu) -> None:
+        gpu.us = dict.fromkeys(F16_TN, TORCH_US * 0.999)
+        plan = _tuner(gpu).tune(_operands())
+        assert plan is not None
+        assert plan.use == "cublas"
+
+    def test_a_wrong_kernel_cannot_win(self, gpu: FakeGpu) -> None:
+        wrong, right = sorted(F16_TN)[:2]
+        gpu.us = {wrong: 1.0, right: 1.2}
+        gpu.wrong = {wrong}
+        tuner = _tuner(gpu)
+        plan = tuner.tune(_operands())
+        assert plan is not None
+        assert plan.kernel == right
+        refused = [entry for entry in tuner.entries if entry.stage == "check"]
+        assert {entry.candidate.kernel for entry in refused} == {wrong}
+        assert all("over" in entry.note for entry in refused)
+
+    def test_no_kernel_no_plan(self, gpu: FakeGpu) -> None:
+        gpu.refusing = set(F16_TN)
+        tuner = _tuner(gpu)
+        assert tuner.tune(_operands()) is None
+        assert {entry.candidate.kernel for entry in tuner.entries} == set(F16_TN)
+
+    def test_all_right_kernels_wrong_no_plan(self, gpu: FakeGpu) -> None:
+        gpu.wrong = set(F16_TN)
+        assert _tuner(gpu).tune(_operands()) is None
+
+    def test_knobs_are_varied_on_finalists_only(self, gpu: FakeGpu) -> None:
+        fastest = "sm90_f16_tn_64x64x64_s8_c1x1_coop1"
+        gpu.us = {**dict.fromkeys(F16_TN, 9.0), fastest: 2.0}
+        tuner = _tuner(gpu)
+        tuner.tune(_operands(Shape(1024, 1024, 512)))
+        tried = {entry.candidate.knobs for entry in tuner.entries if entry.candidate.kernel == fastest}
+        assert {(knobs.group, knobs.raster) for knobs in tried} >= {(1, 0), (1, 1), (4, 0), (16, 1), (8, 0), (8, 1)}
+        varied = {e.candidate.kernel for e in tuner.entries if e.stage == "knobs" and e.candidate.knobs.group != 8}
+        assert len(varied) == 2
+
+    def test_seeds_replace_the_shortlist(self, gpu: FakeGpu) -> None:
+        seeds = [Candidate(name, Knobs(group=4)) for name in sorted(F16_TN)[:2]]
+        tuner = _tuner(gpu)
+        plan = tuner.tune(_operands(), seeds)
+        assert plan is not None
+        assert Candidate(plan.kernel, plan.knobs) in seeds
+        assert {e.candidate.kernel for e in tuner.entries} == {seeds[0].kernel, seeds[1].kernel, "torch"}
+
+    def test_winners_nearby_join_the_shortlist(self, gpu: FakeGpu) -> None:
+        tuner = _tuner(gpu)
+        tuner.keep = 1
+        first = tuner.tune(_operands(Shape(8192, 64, 64)))
+        assert first is not None
+        gpu.captured.clear()
+        tuner.tune(_operands(Shape(64, 64, 8192)))
+        timed = {kernel for kernel, _, _ in gpu.captured}
+        assert first.kernel in timed
+        assert len(timed) == 2
+
+    def test_a_crash_in_a_race_has_no_name_and_a_careful_run_gives_it(self, gpu: FakeGpu) -> None:
+        culprit = sorted(F16_TN)[0]
+        gpu.crashing = {culprit}
+        with pytest.raises(DeviceFailure, match=r"quick of .*illegal memory access") as caught:
+            _tuner(gpu).tune(_operands())
+        assert caught.value.kernel == ""
+        with pytest.raises(DeviceFailure) as caught:
+            _tuner(gpu).tune(_operands(), careful=True)
+        assert caught.value.kernel == culprit
+
+
+class TestJournal:
+    ENTRIES = (
+        Entry(Key("f16", "tn", 8, 16, 24), Candidate("k_a", Knobs(4, 1, 132, True)), 2.5, "top"),
+        Entry(Key("f16", "tn", 8, 16, 24), Candidate("k_b"), 2.0, "quick"),
+        Entry(Key("f16", "tn", 8, 16, 24), Candidate("k_c"), 2.1, "top"),
+        Entry(Key("f16", "tn", 8, 16, 24), Candidate("k_a"), 2.4, "final"),
+        Entry(Key("f16", "tn", 8, 16, 24), Candidate("torch"), 1.0, "final"),
+        Entry(Key("f16", "tn", 8, 16, 24), Candidate("lt_heuristic"), 1.0, "final"),
+        Entry(Key("f16", "nn", 8, 16, 24), Candidate(""), None, "crash", "illegal, and with a comma"),
+    )
+
+    @pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
+    def test_written_and_read(self, name: str, tmp_path: Path) -> None:
+        log = Journal(tmp_path / name, resume=False)
+        log.add(self.ENTRIES)
+        log.close()
+        assert tuple(journal.read(tmp_path / name)) == self.ENTRIES
+        resumed = Journal(tmp_path / name, resume=True)
+        assert resumed.crashes() == {Key("f16", "nn", 8, 16, 24): 1}
+        assert resumed.finished() == {Key("f16", "tn", 8, 16, 24)}
+        assert resumed.culprits() == set()
+        resumed.add(self.ENTRIES[:1])
+        resumed.close()
+        assert tuple(journal.read(tmp_path / name)) == (*self.ENTRIES, self.ENTRIES[0])
+
+    @pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
+    def test_a_log_cut_short_is_read_up_to_there(self, name: str, tmp_path: Path) -> None:
+        log = Journal(tmp_path / name, resume=False)
+        log.add(self.ENTRIES * 200)
+        log.close()
+        data = (tmp_path / name).read_bytes()
+        (tmp_path / name).write_bytes(data[: len(data) * 2 // 3])
+        kept = list(journal.read(tmp_path / name))
+        assert kept == list(self.ENTRIES * 200)[: len(kept)]
+        assert len(kept) < len(self.ENTRIES) * 200
+
+    def test_best_takes_the_latest_stage_of_each_kernel(self, tmp_path: Path) -> None:
+        log = Journal(tmp_path / "log.csv", resume=False)
+        log.add(self.ENTRIES)
+        log.close()
+        best = journal.best(tmp_path / "log.csv", top=4)
+        assert best == {("tn", 8, 16, 24): [Candidate("k_a"), Candidate("k_c")]}
+
+
+class TestSweep:
+    @pytest.fixture
+    def arguments(self, tmp_path: Path) -> list[str]:
+        shapes = tmp_path / "shapes.csv"
+        shapes.write_text("m,n,k\n64,64,64\n128,256,512\n")
+        return ["--shapes", str(shapes), "--out", str(tmp_path / "h200.csv"), "--log", str(tmp_path / "log.csv")]
+
+    def test_writes_plans_for_every_problem(
+        self, gpu: FakeGpu, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert sweep.main([*arguments, "--worker"]) == 0
+        table = plans.read(tmp_path / "h200.csv")
+        assert {(key.dtype, key.layout) for key in table.plans} == {("f16", "nn"), ("f16", "tn")}
+        assert len(table.plans) == 4
+        assert table.header["mode"] == "graph, PDL off"
+        out = capsys.readouterr().out
+        assert "f16 nn: 2 shapes, geomean over torch: own " in out
+        assert "f16 tn: 2 shapes" in out
+
+    def test_another_dtype_is_seeded_and_added(self, gpu: FakeGpu, arguments: list[str], tmp_path: Path) -> None:
+        assert sweep.main([*arguments, "--layout", "tn", "--worker"]) == 0
+        before = len(gpu.captured)
+        log = str(tmp_path / "log.csv")
+        more = ["--layout", "tn", "--dtype", "bf16", "--seed-log", log, "--top", "2", "--log", str(tmp_path / "b.csv")]
+        assert sweep.main([*arguments, *more, "--worker"]) == 0
+        table = plans.read(tmp_path / "h200.csv")
+        assert sorted(key.dtype for key in table.plans) == ["bf16", "bf16", "f16", "f16"]
+        timed = {kernel for kernel, _, _ in gpu.captured[before:]}
+        assert all(kernel.split("_")[1] == "bf16" for kernel in timed)
+        assert len(timed) <= 4
+
+    def test_a_crash_is_survived_without_its_kernel(self, gpu: FakeGpu, arguments: list[str], tmp_path: Path) -> None:
+        culprit = "wmma_f16_tn_32x32x64_s4_w2x2k1"
+        gpu.crashing = {culprit}
+        worker = [*arguments, "--layout", "tn", "--worker"]
+        assert sweep.main(worker) == sweep.CRASHED
+        gpu._failure = ""
+        assert sweep.main([*worker, "--resume"]) == sweep.CRASHED  # careful: finds the culprit
+        gpu._failure = ""
+        assert sweep.main([*worker, "--resume"]) == 0
+        assert len(plans.read(tmp_path / "h200.csv").plans) == 2
+        assert Journal(tmp_path / "log.csv", resume=True).culprits() == {culprit}
+
+    def test_resume_leaves_out_what_is_done(self, gpu: FakeGpu, arguments: list[str]) -> None:
+        assert sweep.main([*arguments, "--worker"]) == 0
+        before = len(gpu.captured)
+        assert sweep.main([*arguments, "--worker", "--resume"]) == 0
+        assert len(gpu.captured) == before
+
+    def test_the_parent_restarts_a_crashed_worker(
+        self, arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        codes, commands = [sweep.CRASHED, sweep.CRASHED, 0], []
+
+        def call(command: list[str]) -> int:
+            commands.append(command)
+            return codes.pop(0)
+
+        monkeypatch.setattr(sweep.subprocess, "call", call)
+        assert sweep.main([*arguments, "--budget-seconds", "100"]) == 0
+        assert ["--resume" in command for command in commands] == [False, True, True]
+        assert all("--worker" in command for command in commands)
+        assert capsys.readouterr().err.count("took the device down") == 2
+
+    def test_a_spent_budget_stops_with_what_there_is(
+        self, gpu: FakeGpu, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert sweep.main([*arguments, "--budget-seconds", "-1", "--worker"]) == 0
+        assert plans.read(tmp_path / "h200.csv").plans == {}
+        assert "budget spent after 0 of 4 problems" in capsys.readouterr().err
+
+    def test_shards_are_disjoint_and_whole(self, arguments: list[str]) -> None:
+        parse = sweep._parser().parse_args
+        shards = [sweep.selection(parse([*arguments, "--shapes", "grid", "--shard", f"{i}/3"])) for i in range(3)]
+        assert len(set().union(*shards)) == sum(map(len, shards)) == 1000

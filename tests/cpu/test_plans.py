@@ -1,0 +1,184 @@
+"""Plan tables and shape lists: what is written is read again, and what is malformed is named by file and row."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from cudal2 import plans, shapes
+from cudal2.plans import Key, Knobs, Plan, PlanError, Table
+from cudal2.shapes import Shape
+
+KERNEL = "sm90_f16_tn_128x256x64_s4_c2x1_coop2"
+HEADER = {"gpu": "NVIDIA H200", "arch": "9.0", "sms": "132", "mode": "graph, PDL off", "date": "2026-01-02"}
+
+
+def _plan(m: int, n: int, k: int, **changes: object) -> Plan:
+    fields: dict[str, object] = {
+        "key": Key("f16", "tn", m, n, k),
+        "kernel": KERNEL,
+        "knobs": Knobs(4, 1, 132, True),
+        "us": 12.345,
+        "torch_us": 13.5,
+        "lt_us": None,
+        "use": "own",
+    }
+    return Plan(**{**fields, **changes})  # type: ignore[arg-type]
+
+
+def _table(*entries: Plan) -> Table:
+    return Table(dict(HEADER), {plan.key: plan for plan in entries})
+
+
+def test_write_then_read(tmp_path: Path) -> None:
+    table = _table(_plan(512, 64, 64, lt_us=12.5), _plan(64, 64, 128, use="cublas"), _plan(64, 128, 64))
+    plans.write(tmp_path / "h200.csv", table)
+    read = plans.read(tmp_path / "h200.csv")
+    assert read.header == HEADER
+    assert read.plans == table.plans
+    assert list(read.plans) == sorted(table.plans)
+    assert (read.gpu, read.sms) == ("NVIDIA H200", 132)
+
+
+def test_the_file_is_the_format_that_the_runtime_reads(tmp_path: Path) -> None:
+    plans.write(tmp_path / "h200.csv", _table(_plan(64, 128, 256)))
+    assert (tmp_path / "h200.csv").read_text().splitlines() == [
+        "# gpu: NVIDIA H200",
+        "# arch: 9.0",
+        "# sms: 132",
+        "# mode: graph, PDL off",
+        "# date: 2026-01-02",
+        "dtype,layout,m,n,k,kernel,group,raster,ctas,pdl,us,torch_us,lt_us,use",
+        f"f16,tn,64,128,256,{KERNEL},4,1,132,1,12.345,13.500,,own",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (f"f32,tn,1,8,8,{KERNEL},8,0,0,0,1,1,,own", "dtype='f32'"),
+        (f"f16,tt,1,8,8,{KERNEL},8,0,0,0,1,1,,own", "layout='tt'"),
+        (f"f16,nn,1,8,8,{KERNEL},8,0,0,0,1,1,,own", "is not for dtype=f16, layout=nn"),
+        (f"f16,tn,0,8,8,{KERNEL},8,0,0,0,1,1,,own", "positive"),
+        (f"f16,tn,one,8,8,{KERNEL},8,0,0,0,1,1,,own", "'one'"),
+        ("f16,tn,1,8,8,sm90_best,8,0,0,0,1,1,,own", "sm90_best"),
+        (f"f16,tn,1,8,8,{KERNEL},0,0,0,0,1,1,,own", "group"),
+        (f"f16,tn,1,8,8,{KERNEL},8,2,0,0,1,1,,own", "raster"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,-1,0,1,1,,own", "ctas"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,0,yes,1,1,,own", "pdl"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,0,0,fast,1,,own", "'fast'"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,0,0,1,1,,mine", "use='mine'"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,0,0,1,1", "12 fields; expected 14"),
+        (f"f16,tn,64,128,256,{KERNEL},8,0,0,0,1,1,,own", "a second row for f16,tn,64,128,256"),
+    ],
+)
+def test_a_malformed_row_is_named(row: str, reason: str, tmp_path: Path) -> None:
+    path = tmp_path / "h200.csv"
+    plans.write(path, _table(_plan(64, 128, 256)))
+    path.write_text(path.read_text() + row + "\n")
+    with pytest.raises(PlanError) as caught:
+        plans.read(path)
+    assert str(caught.value).startswith(f"{path}:8: ")
+    assert reason in str(caught.value)
+
+
+@pytest.mark.parametrize("text", ["", "# gpu: x\n", "dtype,layout,m\n"])
+def test_a_table_without_its_columns_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "h200.csv"
+    path.write_text(text)
+    with pytest.raises(PlanError, match="expected dtype,layout,m,n,k,kernel"):
+        plans.read(path)
+
+
+def test_a_failed_write_leaves_the_old_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "h200.csv"
+    plans.write(path, _table(_plan(64, 128, 256)))
+    before = path.read_text()
+
+    def fails(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(os, "replace", fails)
+    with pytest.raises(OSError, match="disk full"):
+        plans.write(path, _table(_plan(1, 8, 8)))
+    assert path.read_text() == before
+    assert [file.name for file in tmp_path.iterdir()] == ["h200.csv"]
+
+
+def test_expected_time_is_that_of_what_dispatch_runs() -> None:
+    assert _plan(8, 8, 8).expected_us == 12.345
+    assert _plan(8, 8, 8, use="cublas").expected_us == 13.5
+
+
+def test_nearest_goes_by_ratios_within_dtype_and_layout() -> None:
+    table = _table(_plan(64, 4096, 4096), _plan(1024, 4096, 4096), _plan(16, 1024, 1024))
+    near = table.nearest(Key("f16", "tn", 80, 6144, 4096))
+    assert near is not None
+    assert near.key.shape == Shape(64, 4096, 4096)
+    assert table.nearest(Key("bf16", "tn", 64, 4096, 4096)) is None
+
+
+def test_tables_are_found_by_gpu_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans.write(tmp_path / "h200.csv", _table(_plan(64, 128, 256)))
+    monkeypatch.setenv("CUDAL2_PLANS", str(tmp_path))
+    for name in ("h200", "NVIDIA H200"):
+        path, table = plans.for_gpu(name)
+        assert path == tmp_path / "h200.csv"
+        assert len(table.plans) == 1
+    with pytest.raises(PlanError, match=r"gpu='b300' has no plan table .*; there: h200"):
+        plans.for_gpu("b300")
+
+
+@pytest.mark.parametrize("name", sorted(file.name for file in plans.directory().glob("*.csv")) or [None])
+def test_shipped_tables_name_compiled_kernels(name: str | None) -> None:
+    from cudal2.search.space import compiled
+
+    if name is None:
+        assert list(plans.directory().glob("*.csv")) == []
+        return
+    kernels = {spec.name for spec in compiled()}
+    table = plans.read(plans.directory() / name)
+    assert {"gpu", "arch", "sms", "mode", "date", "torch", "cublas", "commit"} <= table.header.keys()
+    assert [plan.kernel for plan in table.plans.values() if plan.kernel not in kernels] == []
+    assert plans.slug(table.gpu) == Path(name).stem
+
+
+class TestShapes:
+    def test_grid(self) -> None:
+        grid = shapes.grid()
+        assert len(set(grid)) == 1000
+        assert grid[0] == Shape(64, 64, 64)
+        assert grid[-1] == Shape(16384, 16384, 16384)
+
+    def test_flops_and_bytes(self) -> None:
+        assert (Shape(2, 3, 5).flops, Shape(2, 3, 5).bytes) == (60, 2 * (10 + 15 + 6))
+
+    @pytest.mark.parametrize("text", ["8,16,24", "8x16x24"])
+    def test_parse(self, text: str) -> None:
+        assert shapes.parse(text) == Shape(8, 16, 24)
+
+    @pytest.mark.parametrize("text", ["", "1,2", "1,2,3,4", "1,2,x", "0,8,8", "-1,8,8"])
+    def test_parse_says_what_it_expects(self, text: str) -> None:
+        with pytest.raises(ValueError, match="expected three positive integers M,N,K"):
+            shapes.parse(text)
+
+    def test_load(self, tmp_path: Path) -> None:
+        path = tmp_path / "shapes.csv"
+        path.write_text("# comment\nm,layout,n,k\n1,tn,2,3\n1,nn,2,3\n4,tn,5,6\n")
+        assert shapes.load(str(path)) == [Shape(1, 2, 3), Shape(4, 5, 6)]
+        assert shapes.load("7,8,9") == [Shape(7, 8, 9)]
+        assert len(shapes.load("grid")) == 1000
+        assert Shape(2048, 28672, 4096) in shapes.load("llama")
+
+    def test_load_names_the_file(self, tmp_path: Path) -> None:
+        path = tmp_path / "shapes.csv"
+        path.write_text("a,b\n1,2\n")
+        with pytest.raises(ValueError, match=r"shapes\.csv: expected a CSV file with columns m, n, k"):
+            shapes.load(str(path))
+
+    def test_sample_is_by_seed(self) -> None:
+        assert shapes.sample(shapes.grid(), 10, 1) == shapes.sample(shapes.grid(), 10, 1)
+        assert shapes.sample(shapes.grid(), 10, 1) != shapes.sample(shapes.grid(), 10, 2)
+        assert sorted(shapes.sample(shapes.grid(), 2000, 1)) == shapes.grid()
