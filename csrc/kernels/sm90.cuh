@@ -215,10 +215,12 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[Config::kRow
 }
 
 // accumulator = A @ B over `k_blocks` >= 1 stages. A stage is released one step late: only then has wgmma read it.
-template <class Config>
+// `after_last_load` is called once every stage has arrived.
+template <class Config, class Callback>
 __device__ __forceinline__ void mainloop(float (&accumulator)[Config::kRowBlocks][Config::BN / 2],
                                          const Sm90Smem<Config>& smem, const ClusterPlace<Config>& place,
-                                         Ring<Config::kStages>& ring, int k_blocks, int first_row) {
+                                         Ring<Config::kStages>& ring, int k_blocks, int first_row,
+                                         Callback after_last_load) {
   ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
   multiply_stage<Config, true>(accumulator, smem, ring.stage, first_row);
   int previous = ring.stage;
@@ -231,9 +233,19 @@ __device__ __forceinline__ void mainloop(float (&accumulator)[Config::kRowBlocks
     previous = ring.stage;
     ring.advance();
   }
+  after_last_load();
   ptx::wgmma_wait<0>();
   release_stage<Config>(smem, place, previous);
 }
+
+// Pingpong: a warpgroup may look at the stages of its tile only when the other has seen all of its own, or it would take
+// an older phase of a barrier for its own. Named barrier 1 lets warpgroup 0 go, 2 lets warpgroup 1.
+struct PingpongTurn {
+  int group;
+
+  __device__ __forceinline__ void wait() const { ptx::named_barrier_sync(1 + group, 256); }
+  __device__ __forceinline__ void pass() const { ptx::named_barrier_arrive(2 - group, 256); }
+};
 
 template <class Config>
 __device__ __forceinline__ OutputTile output_of(const Sm90Params& params, TileIndex tile) {
@@ -351,12 +363,19 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
     const int k_blocks = k_end - k_begin;
     const int turn = Config::kPingpong ? 2 : 1;  // a pingpong warpgroup takes every second tile
     Ring<Config::kStages> ring;
-    if (Config::kPingpong && group == 1) ring.skip(k_blocks);
+    const PingpongTurn pingpong{group};
+    if (Config::kPingpong && group == 1) {
+      pingpong.pass();
+      ring.skip(k_blocks);
+    }
     for (int index = first_tile + (Config::kPingpong ? group * tile_stride : 0); index < params.tiles;
          index += turn * tile_stride) {
       const TileIndex tile = tile_of(index);
       float accumulator[Config::kRowBlocks][Config::BN / 2];
-      mainloop<Config>(accumulator, smem, place, ring, k_blocks, first_row);
+      if (Config::kPingpong) pingpong.wait();
+      mainloop<Config>(accumulator, smem, place, ring, k_blocks, first_row, [&] {
+        if (Config::kPingpong && index + tile_stride < params.tiles) pingpong.pass();
+      });
       if constexpr (Config::kSplit > 1) {
         reduce_and_store<Config>(accumulator, params, smem, place, tile, first_row);
       } else {

@@ -2,50 +2,123 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from functools import cache
 
-from cudal2.spec import DTYPES, LAYOUTS, KernelSpec
+from cudal2.spec import DTYPES, LAYOUTS, MAX_SMEM, KernelSpec
+
+# One line per tile: tile, stages, schedule and consumer warpgroups, then clusters MxN or MxNkSPLIT that share or split.
+_SM90 = """
+64x16x128  s8  coop1  1x1 1x1k4 1x1k8
+64x32x64   s6  coop1  1x1 1x2 2x1
+64x32x64   s12 coop1  1x1 1x1k2 1x1k4 1x1k8
+64x32x128  s6  coop1  1x1k2 1x1k4 1x1k8
+64x48x64   s10 coop1  1x1 1x1k4
+64x64x64   s6  coop1  1x1 2x1 1x2
+64x64x64   s12 coop1  1x1 2x1 1x2 4x1 1x4 2x2 1x1k2 1x1k4 1x1k8 2x1k4 1x2k4
+64x64x128  s6  coop1  1x1k2 1x1k4 1x1k8
+64x96x64   s5  coop1  1x1 2x1
+64x96x64   s9  coop1  1x1k2 1x1k4
+64x128x64  s4  coop1  1x1 2x1
+64x128x64  s8  coop1  1x1 2x1 1x2 4x1 2x2 1x1k2 1x1k4 1x1k8 2x1k2 2x1k4 1x2k4
+64x128x128 s4  coop1  1x1 1x1k2 1x1k4
+64x192x64  s6  coop1  1x1 2x1
+64x256x64  s5  coop1  1x1 2x1 1x1k2 2x1k2
+64x128x64  s8  ping2  1x1 2x1
+64x192x64  s6  ping2  1x1 2x1
+64x256x64  s5  ping2  1x1 2x1
+128x64x64  s4  coop2  1x1 1x2
+128x64x64  s8  coop2  1x1 1x2 2x1 1x4 1x1k2 1x1k4 1x1k8 1x2k2 1x2k4
+128x64x128 s4  coop2  1x1 1x1k2 1x1k4
+128x96x64  s7  coop2  1x1 2x1 1x2 1x1k2 1x1k4
+128x128x64 s6  coop2  1x1 2x1 1x2 2x2 1x1k2 1x1k4 1x1k8 2x1k2 1x2k2 2x1k4
+128x128x128 s3 coop2  1x1 2x1 1x1k2 1x1k4
+128x160x64 s5  coop2  1x1 2x1 1x1k2
+128x192x64 s5  coop2  1x1 2x1 1x2 1x1k2
+128x256x64 s4  coop2  1x1 2x1 1x2 1x1k2 2x1k2
+128x64x64  s8  ping2  1x1 1x2
+128x96x64  s7  ping2  1x1 1x2
+128x112x64 s6  ping2  1x1 1x2
+128x128x64 s6  ping2  1x1 2x1 1x2
+128x144x64 s6  ping2  1x1 2x1
+128x160x64 s5  ping2  1x1 2x1 1x2
+128x176x64 s5  ping2  1x1 2x1 1x2
+128x192x64 s5  ping2  1x1 2x1
+256x64x64  s5  coop2  1x1 1x2
+256x96x64  s4  coop2  1x1 1x2
+256x128x64 s4  coop2  1x1 2x1 1x2 1x1k2 1x2k2
+256x160x64 s4  coop2  1x1 1x2
+256x192x64 s3  coop2  1x1 1x2
+192x64x64  s7  coop3  1x1 1x2
+192x128x64 s5  coop3  1x1 1x2
+192x192x64 s4  coop3  1x1
+"""
+
+# Tile, stages, then warps along M x N, and those that split each BK.
+_WMMA = """
+16x16x64   s4 1x1k2
+16x16x128  s2 1x1k4
+16x32x64   s4 1x2k2
+16x64x64   s4 1x4k1
+32x32x64   s2 2x2k1
+32x32x64   s4 2x2k2
+32x32x128  s2 2x2k2
+32x32x128  s4 1x1k8
+32x64x64   s4 2x2k1
+32x64x64   s4 2x2k2
+64x64x64   s3 2x2k1
+64x64x64   s4 2x2k2
+64x64x32   s4 2x2k1
+64x128x32  s3 2x4k1
+"""
 
 
-def _sm90(
-    tile: str, stages: int, clusters: str, schedule: str = "coop", consumers: int = 2, splits: tuple[int, ...] = (1,)
-) -> list[KernelSpec]:
-    bm, bn, bk = (int(x) for x in tile.split("x"))
+def _tile(text: str) -> tuple[int, int, int]:
+    bm, bn, bk = (int(part) for part in text.split("x"))
+    return bm, bn, bk
+
+
+def _sm90() -> list[KernelSpec]:
     specs = []
-    for cluster in clusters.split():
-        cluster_m, cluster_n = (int(x) for x in cluster.split("x"))
-        for split in splits:
+    for line in _SM90.split("\n")[1:-1]:
+        tile, stages, workers, *clusters = line.split()
+        for cluster in clusters:
+            cluster_m, cluster_n, split = (int(part or 1) for part in re.split("[xk]", cluster + "k" * ("k" not in cluster)))
             specs.append(
-                KernelSpec("sm90", "f16", "tn", bm, bn, bk, stages, cluster_m, cluster_n, split, schedule, consumers)
-            )
+                KernelSpec(
+                    "sm90", "f16", "tn", *_tile(tile), int(stages[1:]), cluster_m, cluster_n, split,
+                    schedule=workers[:-1], consumers=int(workers[-1]),
+                )
+            )  # fmt: skip
     return specs
 
 
-def _base() -> list[KernelSpec]:
-    return [
-        *_sm90("128x256x64", 4, "1x1 2x1"),
-        *_sm90("128x128x64", 6, "1x1 2x1", "ping"),
-        *_sm90("128x160x64", 5, "2x1", "ping"),
-        *_sm90("64x64x64", 8, "1x1", consumers=1, splits=(1, 4)),
-        *_sm90("128x128x64", 5, "1x1 2x1", splits=(1, 2)),
-        *_sm90("128x176x64", 4, "1x1", "ping"),
-        *_sm90("128x192x64", 4, "1x1", "ping"),
-        *_sm90("192x192x64", 4, "1x1", consumers=3),
-        *_sm90("256x192x64", 3, "1x1", consumers=2),
-        *_sm90("64x256x64", 4, "1x1", consumers=1),
-        *_sm90("64x16x128", 6, "1x1", consumers=1, splits=(1,)),
-        KernelSpec("wmma", "f16", "tn", 32, 32, 64, 4, warps_m=2, warps_n=2),
-        KernelSpec("wmma", "f16", "tn", 64, 64, 64, 3, warps_m=2, warps_n=2, warps_k=2),
-    ]
+def _wmma() -> list[KernelSpec]:
+    specs = []
+    for line in _WMMA.split("\n")[1:-1]:
+        tile, stages, warps = line.split()
+        warps_m, warps_n, warps_k = (int(part) for part in re.split("[xk]", warps))
+        specs.append(
+            KernelSpec(
+                "wmma", "f16", "tn", *_tile(tile), int(stages[1:]), warps_m=warps_m, warps_n=warps_n, warps_k=warps_k
+            )
+        )
+    return specs
+
+
+def _fitted(spec: KernelSpec) -> KernelSpec:
+    """`spec`, with fewer stages if they do not all fit: a narrow B takes more shared memory as nn than as tn."""
+    while spec.smem_bytes > MAX_SMEM[spec.family] and spec.stages > 2:
+        spec = replace(spec, stages=spec.stages - 1)
+    return spec
 
 
 @cache
 def compiled() -> tuple[KernelSpec, ...]:
-    """Every kernel of the library: the base set for each dtype and layout."""
-    specs = (spec.variant(dtype, layout) for spec in _base() for dtype in DTYPES for layout in LAYOUTS)
-    return tuple(spec for spec in specs if _valid(spec))
-
-
-def _valid(spec: KernelSpec) -> bool:
-    spec.validate()
-    return True
+    """Every kernel of the library: the base set for each dtype and layout. Raises SpecError if one cannot compile."""
+    base = [*_sm90(), *_wmma()]
+    specs = {_fitted(spec.variant(dtype, layout)): None for spec in base for dtype in DTYPES for layout in LAYOUTS}
+    for spec in specs:
+        spec.validate()
+    return tuple(specs)
