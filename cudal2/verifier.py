@@ -104,6 +104,8 @@ class Session:
                 bounds[subject.layout] = check.errors(_by_torch(real, subject.layout, vector), wanted)
             pending = self._measure(subject, real, wanted, exact, vector, pad)
             if pending is None:
+                if subject.use:
+                    self.fail(subject, shape, "the plan's kernel cannot run it")
                 self.skipped += 1
                 continue
             names, values = pending

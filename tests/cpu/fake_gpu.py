@@ -134,7 +134,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(measure.Operands, "gemm", gemm)
     monkeypatch.setattr(measure, "Pool", lambda dtype, shapes, seed: make_pool(dtype, shapes, seed, device="cpu"))
     monkeypatch.setattr(measure, "Stopwatch", lambda device, seed: FakeWatch(gpu))
-    monkeypatch.setattr(measure, "provenance", lambda device: {"gpu": "NVIDIA H200", "arch": "9.0", "sms": "132"})
+    monkeypatch.setattr(measure, "provenance", lambda device=0: {"gpu": "NVIDIA H200", "arch": "9.0", "sms": "132"})
     monkeypatch.setattr(tools, "require", lambda: gpu)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)

@@ -125,6 +125,8 @@ def test_a_kernel_that_refuses_is_counted_not_failed(monkeypatch: pytest.MonkeyP
 
     session = _check(refuses, monkeypatch)
     assert (session.checked, session.skipped, session.failures) == (0, 1, 0)
+    session.product(SHAPE, "f16", [Subject("f16", "tn", KERNEL, use="cublas")])  # but a plan must not name it
+    assert session.failures == 1
 
 
 def test_dispatch_that_ignores_the_plan_fails(
