@@ -100,15 +100,27 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _matmul_out(input: Tensor, other: Tensor, out: Tensor) -> Tensor:
-    """torch.matmul(out=): tuned into an `out` of the right shape that overlaps neither factor, else torch's call."""
-    tensors = (input, other, out)
+    """torch.matmul(out=): tuned into an `out` of the right shape that overlaps neither factor, else torch's call.
+
+    torch itself gives garbage where `out` overlaps a factor, on any device: there the product is copied into it.
+    """
     if (
-        all(type(tensor) in _PLAIN and tensor.is_cuda for tensor in tensors)
+        all(type(tensor) in _PLAIN for tensor in (input, other, out))
         and forward_ad._current_level < 0
         and not torch.compiler.is_compiling()
-        and not (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
-        and matmul_into(input, other, out)
+        and not (torch.is_grad_enabled() and (input.requires_grad or other.requires_grad or out.requires_grad))
     ):
-        torch.autograd.graph.increment_version(out)
-        return out
+        if input.is_cuda and out.is_cuda and matmul_into(input, other, out):
+            torch.autograd.graph.increment_version(out)
+            return out
+        if _shares_storage(out, input) or _shares_storage(out, other):
+            product = matmul(input, other)
+            if product.shape == out.shape and product.dtype == out.dtype:
+                return out.copy_(product)
     return torch.matmul(input, other, out=out)
+
+
+def _shares_storage(a: Tensor, b: Tensor) -> bool:
+    if a.layout != torch.strided or b.layout != torch.strided:
+        return False
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
