@@ -77,6 +77,7 @@ class Field:
         def matmul(o: Operands) -> None:
             cudal2.matmul(o.a, o.b, out=o.c)
 
+        cudal2.last_path()  # forget what ran before
         matmul(operands)
         return matmul, cudal2.last_path()
 

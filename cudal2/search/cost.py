@@ -23,7 +23,7 @@ class Machine:
     sm_smem: int = 228 * 1024
     sm_threads: int = 2048
     flops: float = 6100.0
-    l2_bytes: float = 42.0
+    l2_bytes: float = 60.0
     hbm_bytes: float = 4300.0
     l2_size: int = 50 << 20
     latency_ns: float = 900.0
@@ -31,6 +31,9 @@ class Machine:
 
 
 H200 = Machine()
+
+SPREAD = 3.0
+"""How many times the best prediction a kernel worth timing may take: the model is wrong by less than this."""
 
 
 def ctas_per_sm(spec: KernelSpec, machine: Machine = H200) -> int:
@@ -101,9 +104,12 @@ def shortlist(specs: Iterable[KernelSpec], shape: Shape, keep: int = 28, machine
     """At most `keep` specs worth timing, best prediction first.
 
     Two thirds by prediction alone; the rest the best of each kind (family, split, cluster, tile area, narrow or wide)
-    that is not yet among them, so that an error of the model does not lose a whole kind.
+    that is not yet among them, so that an error of the model does not lose a whole kind. None that the model takes for
+    more than SPREAD times as slow as its best.
     """
-    ranked = sorted(specs, key=lambda spec: (predict_us(spec, shape, machine), spec.name))
+    times = {spec: predict_us(spec, shape, machine) for spec in specs}
+    limit = SPREAD * min(times.values(), default=0.0)
+    ranked = sorted((spec for spec, us in times.items() if us <= limit), key=lambda spec: (times[spec], spec.name))
     chosen = dict.fromkeys(ranked[: (keep * 2 + 2) // 3])
     kinds = {_kind(spec) for spec in chosen}
     for spec in ranked:

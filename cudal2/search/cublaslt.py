@@ -174,12 +174,18 @@ class Problem:
 
 
 def graphs(problem: Problem, watch: Stopwatch, launches: int) -> dict[int, Any]:
-    """A graph for each suggestion that runs, by its index."""
+    """A graph for each suggestion that runs, by its index.
+
+    Large problems are captured without a run before, which would double what autotuning them takes; where that fails
+    (first use may load a library) they run first after all.
+    """
     captured: dict[int, Any] = {}
     for index, suggestion in enumerate(problem.suggestions):
         launch = problem.launcher(suggestion, watch.stream)
-        with contextlib.suppress(LtError):
-            captured[index] = watch.calls(launch, launches)
+        for warm in (launches > 1, True):
+            with contextlib.suppress(LtError, RuntimeError):
+                captured[index] = watch.calls(launch, launches, warm)
+                break
     return captured
 
 

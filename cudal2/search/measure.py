@@ -205,9 +205,13 @@ def _driver_version() -> str:
 
 
 def _commit() -> str:
+    """CUDAL2_COMMIT where it is set (for a copy of the tree without git's data), else git's."""
+    import os
     import subprocess
     from pathlib import Path
 
+    if named := os.environ.get("CUDAL2_COMMIT"):
+        return named
     try:
         root = Path(__file__).parents[2]
         run = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=root, capture_output=True, text=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import subprocess
 import sys
 import time
@@ -95,7 +96,7 @@ def _work(options: argparse.Namespace) -> int:
     torch.cuda.set_device(options.device)
     log = Journal(options.log, options.resume)
     out = Path(options.out)
-    table = plans.read(out) if out.exists() else Table({}, {})
+    table = _compiled_only(plans.read(out), set(tools.kernel_names())) if out.exists() else Table({}, {})
     table.header = {**table.header, **measure.provenance(options.device), "mode": "graph, PDL off"}
     done = log.finished() & set(table.plans)
     crashes, culprits = log.crashes(), log.culprits()
@@ -147,6 +148,14 @@ def _work(options: argparse.Namespace) -> int:
     return 0
 
 
+def _compiled_only(table: Table, names: set[str]) -> Table:
+    """The table without plans whose kernel is no longer compiled: the runtime refuses a table that has one."""
+    kept = {key: plan for key, plan in table.plans.items() if plan.kernel in names}
+    if len(kept) < len(table.plans):
+        print(f"sweep: dropping {len(table.plans) - len(kept)} plans whose kernel is not compiled", file=sys.stderr)
+    return Table(table.header, kept)
+
+
 def _specs(names: Iterable[str], culprits: set[str]) -> dict[str, KernelSpec]:
     return {name: KernelSpec.parse(name) for name in names if name not in culprits}
 
@@ -190,4 +199,8 @@ def summary(measured: Iterable[Plan]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == CRASHED:  # a kernel may still hang: leave without tearing CUDA down
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)

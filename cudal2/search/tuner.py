@@ -64,8 +64,13 @@ class Tuner:
         """
         self.entries = []
         key = Key(operands.dtype, operands.layout, *operands.shape)
-        with self.watch.scope():
-            plan = _Run(self, key, operands, careful).plan(seeds)
+        try:
+            with self.watch.scope():
+                plan = _Run(self, key, operands, careful).plan(seeds)
+        except DeviceFailure:
+            raise
+        except RuntimeError as error:  # torch met what a kernel of ours left behind
+            raise DeviceFailure(f"{key}: {error}") from error
         if plan is not None:
             self.tuned.append(plan)
         return plan

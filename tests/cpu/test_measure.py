@@ -86,16 +86,22 @@ class TestCost:
         assert cost.waves(spec, Shape(128 * 132, 256, 64)) == 1.0
 
     def test_shortlist_keeps_every_kind(self) -> None:
-        shape = Shape(4096, 4096, 4096)
-        chosen = cost.shortlist(F16_TN.values(), shape, keep=9)
-        assert len(chosen) == 9
-        assert {spec.family for spec in chosen} == {spec.family for spec in F16_TN.values()}
+        shape = Shape(1024, 1024, 1024)
+        chosen = cost.shortlist(F16_TN.values(), shape, keep=8)
+        assert len(chosen) == 8
+        assert {spec.split for spec in chosen} == {1, 2, 4}
+        assert {spec.schedule for spec in chosen} == {"coop", "ping"}
         predictions = [cost.predict_us(spec, shape) for spec in chosen]
         assert predictions == sorted(predictions)
         assert predictions[0] == min(cost.predict_us(spec, shape) for spec in F16_TN.values())
-        assert cost.shortlist(F16_TN.values(), shape, keep=1000) == sorted(
-            F16_TN.values(), key=lambda spec: (cost.predict_us(spec, shape), spec.name)
-        )
+
+    def test_shortlist_leaves_out_the_hopeless(self) -> None:
+        shape = Shape(16384, 16384, 16384)
+        chosen = cost.shortlist(F16_TN.values(), shape, keep=1000)
+        best = cost.predict_us(chosen[0], shape)
+        hopeless = [spec for spec in F16_TN.values() if cost.predict_us(spec, shape) > cost.SPREAD * best]
+        assert "sm90_f16_tn_64x16x128_s6_c1x1_coop1" in {spec.name for spec in hopeless}
+        assert set(chosen) == set(F16_TN.values()) - set(hopeless)
 
 
 class TestTuner:
@@ -129,7 +135,8 @@ class TestTuner:
         gpu.refusing = set(F16_TN)
         tuner = _tuner(gpu)
         assert tuner.tune(_operands()) is None
-        assert {entry.candidate.kernel for entry in tuner.entries} == set(F16_TN)
+        shortlist = {spec.name for spec in cost.shortlist(F16_TN.values(), SHAPE, tuner.keep)}
+        assert {entry.candidate.kernel for entry in tuner.entries if entry.note.endswith("pitch")} == shortlist
 
     def test_all_right_kernels_wrong_no_plan(self, gpu: FakeGpu) -> None:
         gpu.wrong = set(F16_TN)
@@ -261,6 +268,16 @@ class TestSweep:
         assert sweep.main([*worker, "--resume"]) == 0
         assert len(plans.read(tmp_path / "h200.csv").plans) == 2
         assert Journal(tmp_path / "log.csv", resume=True).culprits() == {culprit}
+
+    def test_plans_of_kernels_no_longer_compiled_are_dropped(
+        self, gpu: FakeGpu, arguments: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        key = Key("bf16", "tn", 8, 8, 8)
+        gone = plans.Plan(key, "wmma_bf16_tn_16x16x16_s2_w1x1k1", Knobs(), us=1.0, torch_us=2.0)
+        plans.write(tmp_path / "h200.csv", plans.Table({"gpu": "NVIDIA H200"}, {key: gone}))
+        assert sweep.main([*arguments, "--worker"]) == 0
+        assert key not in plans.read(tmp_path / "h200.csv").plans
+        assert "dropping 1 plans" in capsys.readouterr().err
 
     def test_resume_leaves_out_what_is_done(self, gpu: FakeGpu, arguments: list[str]) -> None:
         assert sweep.main([*arguments, "--worker"]) == 0

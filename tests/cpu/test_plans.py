@@ -9,6 +9,7 @@ import pytest
 
 from cudal2 import plans, shapes
 from cudal2.plans import Key, Knobs, Plan, PlanError, Table
+from cudal2.search import merge
 from cudal2.shapes import Shape
 
 KERNEL = "sm90_f16_tn_128x256x64_s4_c2x1_coop2"
@@ -182,3 +183,23 @@ class TestShapes:
         assert shapes.sample(shapes.grid(), 10, 1) == shapes.sample(shapes.grid(), 10, 1)
         assert shapes.sample(shapes.grid(), 10, 1) != shapes.sample(shapes.grid(), 10, 2)
         assert sorted(shapes.sample(shapes.grid(), 2000, 1)) == shapes.grid()
+
+
+class TestMerge:
+    def test_later_tables_win(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        first, second = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
+        plans.write(first, _table(_plan(8, 8, 8, us=1.0), _plan(16, 8, 8)))
+        plans.write(second, _table(_plan(8, 8, 8, us=0.5), _plan(24, 8, 8)))
+        assert merge.main([first, first, second]) == 0
+        table = plans.read(first)
+        assert [key.m for key in table.plans] == [8, 16, 24]
+        assert table.plans[Key("f16", "tn", 8, 8, 8)].us == 0.5
+        assert "3 plans" in capsys.readouterr().out
+
+    def test_tables_of_two_gpus_are_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        first, second = str(tmp_path / "a.csv"), str(tmp_path / "b.csv")
+        plans.write(first, _table(_plan(8, 8, 8)))
+        plans.write(second, Table({"gpu": "NVIDIA A100"}, {}))
+        assert merge.main([str(tmp_path / "out.csv"), first, second]) == 2
+        assert "tables of several GPUs: 'NVIDIA A100', 'NVIDIA H200'" in capsys.readouterr().err
+        assert not (tmp_path / "out.csv").exists()
