@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -85,15 +86,18 @@ class TestCost:
         assert cost.ctas_per_sm(spec) == 1
         assert cost.waves(spec, Shape(128 * 132, 256, 64)) == 1.0
 
-    def test_shortlist_keeps_every_kind(self) -> None:
-        shape = Shape(1024, 1024, 1024)
-        chosen = cost.shortlist(F16_TN.values(), shape, keep=8)
-        assert len(chosen) == 8
-        assert {spec.split for spec in chosen} == {1, 2, 4}
-        assert {spec.schedule for spec in chosen} == {"coop", "ping"}
+    def test_shortlist_keeps_other_kinds_beside_the_best(self) -> None:
+        shape = Shape(2048, 2048, 2048)
+        alike = [replace(F16_TN["sm90_f16_tn_128x128x64_s5_c2x1_coop2"], stages=stages) for stages in range(2, 6)]
+        pingpong = F16_TN["sm90_f16_tn_128x128x64_s6_c1x1_ping2"]
+        specs = [*alike, pingpong]
+        assert cost.predict_us(pingpong, shape) > max(cost.predict_us(spec, shape) for spec in alike[1:])
+        chosen = cost.shortlist(specs, shape, keep=3)
+        assert len(chosen) == 3
+        assert pingpong in chosen
         predictions = [cost.predict_us(spec, shape) for spec in chosen]
         assert predictions == sorted(predictions)
-        assert predictions[0] == min(cost.predict_us(spec, shape) for spec in F16_TN.values())
+        assert predictions[0] == min(cost.predict_us(spec, shape) for spec in specs)
 
     def test_shortlist_leaves_out_the_hopeless(self) -> None:
         shape = Shape(16384, 16384, 16384)
