@@ -374,6 +374,15 @@ void matmul_into(StableIValue* stack, uint64_t, uint64_t) {
 
 // gemm: one named kernel, for tooling ---------------------------------------------------------------------------------
 
+std::ostream& operator<<(std::ostream& text, const View& view) {
+  for (const int64_t* values : {view.sizes, view.strides}) {
+    text << (values == view.sizes ? "shape (" : ", strides (");
+    for (int64_t i = 0; i < view.rank; ++i) text << (i == 0 ? "" : ", ") << values[i];
+    text << ")";
+  }
+  return text;
+}
+
 template <typename... Parts>
 void require(bool condition, const Parts&... parts) {
   if (condition) return;
@@ -381,16 +390,6 @@ void require(bool condition, const Parts&... parts) {
   text << "cudal2.gemm: ";
   (text << ... << parts);
   throw std::runtime_error(text.str());
-}
-
-std::string shape_of(const View& view) {
-  std::ostringstream text;
-  for (int pass = 0; pass < 2; ++pass) {
-    text << (pass == 0 ? "shape (" : ", strides (");
-    for (int64_t i = 0; i < view.rank; ++i) text << (i ? ", " : "") << (pass == 0 ? view.sizes : view.strides)[i];
-    text << ")";
-  }
-  return text.str();
 }
 
 void require_operand(const View& view, const char* name, const View& a) {
@@ -401,8 +400,8 @@ void require_operand(const View& view, const char* name, const View& a) {
 // The matrix `name` as rows; any number of rows, unit inner stride.
 Rows require_matrix(const View& view, const char* name) {
   Rows rows;
-  require(view.rank == 2, name, " has ", shape_of(view), "; expected 2 dimensions");
-  require(fold(view, &rows), name, " has ", shape_of(view), "; expected row-major, rows that do not overlap");
+  require(view.rank == 2, name, " has ", view, "; expected 2 dimensions");
+  require(fold(view, &rows), name, " has ", view, "; expected row-major, rows that do not overlap");
   return rows;
 }
 
@@ -419,14 +418,13 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const std::option
 
   const Rows ra = require_matrix(va, "a");
   const Rows ro = require_matrix(vo, "out");
-  require(vb.rank == 2, "b has ", shape_of(vb), "; expected 2 dimensions");
-  require(vb.sizes[0] == ra.columns, "b has ", shape_of(vb), "; expected ", ra.columns, " rows, a's columns");
-  require(ro.rows == ra.rows && ro.columns == vb.sizes[1], "out has ", shape_of(vo), "; expected ", ra.rows, " x ",
-          vb.sizes[1]);
+  require(vb.rank == 2, "b has ", vb, "; expected 2 dimensions");
+  require(vb.sizes[0] == ra.columns, "b has ", vb, "; expected ", ra.columns, " rows, a's columns");
+  require(ro.rows == ra.rows && ro.columns == vb.sizes[1], "out has ", vo, "; expected ", ra.rows, " x ", vb.sizes[1]);
   const bool nn = kernel->layout == Layout::nn;
   const int inner = nn ? 1 : 0;  // the dimension of b whose stride is 1
-  require(vb.sizes[inner] == 1 || vb.strides[inner] == 1, "b has ", shape_of(vb), "; kernel='", kernel_name,
-          "' expects strides ", nn ? "(pitch, 1)" : "(1, pitch)");
+  require(vb.sizes[inner] == 1 || vb.strides[inner] == 1, "b has ", vb, "; kernel='", kernel_name, "' expects strides ",
+          nn ? "(pitch, 1)" : "(1, pitch)");
 
   GemmArgs args;
   args.a = va.data();
@@ -443,8 +441,8 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const std::option
   if (bias.has_value()) {
     const View view(bias->get());
     require_operand(view, "bias", va);
-    require(view.rank == 1 && view.sizes[0] == args.n && (args.n == 1 || view.strides[0] == 1), "bias has ",
-            shape_of(view), "; expected ", args.n, " contiguous elements");
+    require(view.rank == 1 && view.sizes[0] == args.n && (args.n == 1 || view.strides[0] == 1), "bias has ", view,
+            "; expected ", args.n, " contiguous elements");
     args.bias = view.data();
   }
   require(group >= 1 && group <= (1 << 20), "group=", group, "; expected 1 or more");

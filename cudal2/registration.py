@@ -85,7 +85,7 @@ def _register() -> None:
         _library.impl(f"{name}_forward", torchs, "CompositeExplicitAutograd")
         torch.library.register_fake(f"cudal2::{name}_forward", _fake(torchs), lib=_library)
         for op in (name, f"{name}_forward"):
-            _library.impl(op, _autocast(getattr(ops, name)), "AutocastCUDA")
+            _library.impl(op, _autocast(composite), "AutocastCUDA")
             _library.impl(op, torchs, _FUNCTORCH)
 
     _library.impl("matmul_into", torch.library.fallthrough_kernel, "Autograd")

@@ -33,5 +33,5 @@ def two_gpus() -> None:
 
 @pytest.fixture
 def fresh_compile() -> None:
-    """torch.compile with nothing compiled before: neither its caches nor its limits on recompilation leak between tests."""
+    """torch.compile with nothing compiled before: no caches, and no count of recompilations."""
     torch._dynamo.reset()

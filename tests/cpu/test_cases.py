@@ -1,4 +1,5 @@
-"""Inputs that broke libraries like this one, by the public report they come from. tests/gpu/test_cases_gpu.py has the rest.
+"""Inputs that broke libraries like this one, by the public report they come from. tests/gpu/test_cases_gpu.py has the
+rest.
 
 Ranks, strides, alignment, K = 0 and odd sizes are in test_ops.py, for every dtype.
 """

@@ -49,7 +49,9 @@ def assert_equal(ours: list[Tensor | None], torchs: list[Tensor | None]) -> None
 
 
 @pytest.mark.parametrize("wanted", [(True, False), (False, True), (True, True)], ids=str)
-@pytest.mark.parametrize("case", ["1d_2d", "2d_2d", "3d_2d", "3d_3d", "b_transposed", "a_transposed", "k_is_0", "m_is_0"])
+@pytest.mark.parametrize(
+    "case", ["1d_2d", "2d_2d", "3d_2d", "3d_3d", "b_transposed", "a_transposed", "k_is_0", "m_is_0"]
+)
 @pytest.mark.parametrize("function", MATMULS)
 def test_matmul_gradients(function: str, case: str, wanted: tuple[bool, bool]) -> None:
     a, b = MATMUL[case](torch.float64, "cpu")
@@ -124,7 +126,9 @@ def test_functorch(name: str) -> None:
 
 
 @pytest.mark.parametrize("wants_grad", [False, True], ids=["plain", "grad"])
-@pytest.mark.parametrize("case", ["2d_2d", "1d_2d", "3d_2d", "3d_3d", "a_transposed", "b_transposed", "k_is_0", "m_is_0"])
+@pytest.mark.parametrize(
+    "case", ["2d_2d", "1d_2d", "3d_2d", "3d_3d", "a_transposed", "b_transposed", "k_is_0", "m_is_0"]
+)
 def test_opcheck_matmul(case: str, wants_grad: bool) -> None:
     a, b = (tensor.requires_grad_(wants_grad) for tensor in MATMUL[case](torch.float32, "cpu"))
     torch.library.opcheck(torch.ops.cudal2.matmul.default, (a, b))
@@ -135,7 +139,9 @@ def test_opcheck_matmul(case: str, wants_grad: bool) -> None:
 
 
 @pytest.mark.parametrize("wants_grad", [False, True], ids=["plain", "grad"])
-@pytest.mark.parametrize("case", ["2d", "2d_bias", "1d_bias", "3d_bias", "bias_strided", "k_is_0", "m_is_0", "x_strided"])
+@pytest.mark.parametrize(
+    "case", ["2d", "2d_bias", "1d_bias", "3d_bias", "bias_strided", "k_is_0", "m_is_0", "x_strided"]
+)
 def test_opcheck_linear(case: str, wants_grad: bool) -> None:
     arguments = tuple(
         tensor if tensor is None else tensor.requires_grad_(wants_grad) for tensor in LINEAR[case](torch.float32, "cpu")

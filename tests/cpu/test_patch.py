@@ -1,4 +1,4 @@
-"""cudal2.patch: per instance, exact undo, nesting, and nothing of the model that changes but its linear layers' forward."""
+"""cudal2.patch: per instance, exact undo, nesting; nothing of a model changes but its linear layers' forward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import gc
 import io
 import pickle
 import weakref
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -50,7 +49,7 @@ def model() -> Model:
 
 
 @pytest.fixture(autouse=True)
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """The weights that cudal2.linear was called with."""
     seen: list[Tensor] = []
 
@@ -59,7 +58,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Tensor]]:
         return cudal2.linear(input, weight, bias)
 
     monkeypatch.setattr("cudal2.patching.linear", linear)
-    yield seen
+    return seen
 
 
 def attributes(model: nn.Module) -> list[list[tuple[str, int]]]:
@@ -73,7 +72,11 @@ def test_every_linear_layer_and_nothing_else(model: Model, calls: list[Tensor]) 
     handle = cudal2.patch(model)
     assert repr(handle) == "<cudal2.Patch: 2 nn.Linear layers, active>"
     assert torch.equal(model(x), expected)
-    assert [id(weight) for weight in calls] == [id(model.first.weight), id(model.blocks[0].weight), id(model.first.weight)]
+    assert [id(weight) for weight in calls] == [
+        id(model.first.weight),
+        id(model.blocks[0].weight),
+        id(model.first.weight),
+    ]
     assert "forward" not in model.__dict__
     assert "forward" not in model.norm.__dict__
 
@@ -174,10 +177,9 @@ def test_a_forward_that_was_wrapped_meanwhile_stays(model: Model, calls: list[Te
 
 
 def test_state_dict_and_parameters(model: Model) -> None:
-    def contents() -> list[list[tuple[str, int]]]:
-        return [[(name, tensor.data_ptr()) for name, tensor in model.state_dict().items()]] + [
-            [(name, id(parameter)) for name, parameter in model.named_parameters()]
-        ]
+    def contents() -> tuple[list[tuple[str, int]], list[tuple[str, int]]]:
+        tensors = [(name, tensor.data_ptr()) for name, tensor in model.state_dict().items()]
+        return tensors, [(name, id(parameter)) for name, parameter in model.named_parameters()]
 
     before = contents()
     with cudal2.patch(model):
@@ -344,5 +346,5 @@ def test_multihead_attention_works_and_is_not_covered(calls: list[Tensor]) -> No
 
 @pytest.mark.parametrize("model", [None, torch.ones(2), nn.Linear], ids=["None", "tensor", "class"])
 def test_what_is_no_module(model: object) -> None:
-    with pytest.raises(TypeError, match="expected an nn.Module"):
+    with pytest.raises(TypeError, match=r"expected an nn\.Module"):
         cudal2.patch(model)  # type: ignore[arg-type]

@@ -377,7 +377,9 @@ def test_inference_mode() -> None:
 
 @pytest.mark.usefixtures("tuned")
 @pytest.mark.parametrize("wants_grad", [False, True], ids=["plain", "grad"])
-@pytest.mark.parametrize("case", ["1d_2d", "2d_2d", "3d_2d", "a_transposed", "b_transposed", "a_columns", "k_is_0", "m_is_0"])
+@pytest.mark.parametrize(
+    "case", ["1d_2d", "2d_2d", "3d_2d", "a_transposed", "b_transposed", "a_columns", "k_is_0", "m_is_0"]
+)
 def test_opcheck_matmul(case: str, wants_grad: bool) -> None:
     a, b = (tensor.requires_grad_(wants_grad) for tensor in MATMUL[case](torch.float16, "cuda"))
     torch.library.opcheck(torch.ops.cudal2.matmul.default, (a, b), rtol=1e-2, atol=1e-1)
