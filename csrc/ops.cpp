@@ -138,12 +138,13 @@ struct View {
     check(torch_get_const_data_ptr(handle, &pointer), "reading a tensor");
     return pointer;
   }
-  void* mutable_data() const {
-    void* pointer = nullptr;
-    check(torch_get_mutable_data_ptr(handle, &pointer), "reading a tensor");
-    return pointer;
-  }
 };
+
+void* mutable_data(AtenTensorHandle tensor) {
+  void* pointer = nullptr;
+  check(torch_get_mutable_data_ptr(tensor, &pointer), "reading a tensor");
+  return pointer;
+}
 
 void* current_stream(int32_t device) {
   void* stream = nullptr;
@@ -256,7 +257,7 @@ void run(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& arg
 
 AtenTensorHandle run_into_new(const Plan& plan, const View& a, GemmArgs* args) {
   Owned out(allocate_product(a, args->n));
-  args->c = View(out.get()).mutable_data();
+  args->c = mutable_data(out.get());
   run(*plan.kernel, plan.knobs, *args, a.device);
   return to<AtenTensorHandle>(out.release());
 }
@@ -363,7 +364,7 @@ void matmul_into(StableIValue* stack, uint64_t, uint64_t) {
   GemmArgs args;
   const Plan* plan = nullptr;
   if (vb.rank == 2 && fits(vo, va, vb.sizes[1], &args)) {
-    args.c = vo.mutable_data();
+    args.c = mutable_data(vo.handle);
     plan = plan_product(va, vb, {vb.sizes[0], vb.sizes[1], vb.strides[0], vb.strides[1]}, &args);
   }
   const bool ours = plan != nullptr && !out_overlaps_inputs(args);
@@ -429,7 +430,7 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const std::option
   GemmArgs args;
   args.a = va.data();
   args.b = vb.data();
-  args.c = vo.mutable_data();
+  args.c = mutable_data(vo.handle);
   args.lda = ra.pitch;
   args.ldb = vb.sizes[1 - inner] == 1 ? any_pitch(vb.sizes[inner]) : vb.strides[1 - inner];
   args.ldc = ro.pitch;

@@ -6,7 +6,7 @@ device, and records or traces what it does. The C++ ops `matmul_forward`, `linea
 - a fallthrough of the autograd keys, so that an eager call runs no Python (ops.py says who may call them);
 - a fake kernel: torch's own product of the fake tensors, whose strides are also those of the real result: B is 2-D
   there, and then both are contiguous;
-- torch's product on devices other than CUDA.
+- torch's product on devices other than CUDA, and of sparse and nested tensors.
 
 Both kinds get an autocast rule, which casts as torch does for its own matmul and linear, and a rule for functorch:
 while its transforms (vmap, grad, jvp) are at work, they see a plain torch.matmul, and know what to do with it.
@@ -25,6 +25,7 @@ from cudal2 import autograd, ops
 
 _library = torch.library.Library("cudal2", "FRAGMENT")
 _AUTOCAST_CUDA = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCUDA)
+_NOT_CUDA = ("CompositeExplicitAutograd", "NestedTensorCPU", "NestedTensorCUDA")
 _FUNCTORCH = "FuncTorchDynamicLayerFrontMode"
 
 
@@ -82,15 +83,16 @@ def _register() -> None:
     for name, composite, torchs in products:
         _library.impl(name, composite, "CompositeImplicitAutograd")
         _library.impl(f"{name}_forward", torch.library.fallthrough_kernel, "Autograd")
-        _library.impl(f"{name}_forward", torchs, "CompositeExplicitAutograd")
+        for key in _NOT_CUDA:
+            _library.impl(f"{name}_forward", torchs, key)
         torch.library.register_fake(f"cudal2::{name}_forward", _fake(torchs), lib=_library)
         for op in (name, f"{name}_forward"):
             _library.impl(op, _autocast(composite), "AutocastCUDA")
             _library.impl(op, torchs, _FUNCTORCH)
 
     _library.impl("matmul_into", torch.library.fallthrough_kernel, "Autograd")
-    _library.impl("matmul_into", _not_into, "CompositeExplicitAutograd")
-    _library.impl("matmul_into", _not_into, _FUNCTORCH)
+    for key in (*_NOT_CUDA, _FUNCTORCH):
+        _library.impl("matmul_into", _not_into, key)
     torch.library.register_fake("cudal2::matmul_into", _not_into, lib=_library)
     torch.library.register_fake("cudal2::gemm", _gemm_fake, lib=_library)
 

@@ -79,7 +79,22 @@ def test_linear_with_a_weight_of_one_dimension() -> None:
 
 def test_sparse_goes_to_torch() -> None:
     a, b = rand(4, 8).to_sparse(), rand(8, 4)
-    assert_same(cudal2.matmul(a, b), torch.matmul(a, b))
+    for function in (cudal2.matmul, PUBLIC_OPS["matmul"], FORWARD_OPS["matmul"]):
+        assert_same(function(a, b), torch.matmul(a, b))
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged], ids=str)
+def test_nested_goes_to_torch(layout: torch.layout) -> None:
+    rows = [rand(2, 8), rand(3, 8)]
+    nested, weight = torch.nested.nested_tensor(rows, layout=layout), rand(4, 8)
+    for function in (
+        cudal2.linear,
+        PUBLIC_OPS["linear"],
+        *([FORWARD_OPS["linear"]] if layout == torch.strided else []),
+    ):
+        for result, row in zip(function(nested, weight).unbind(), rows, strict=True):
+            torch.testing.assert_close(result, F.linear(row, weight))
 
 
 @pytest.mark.parametrize("case", BAD_MATMUL)
