@@ -115,12 +115,15 @@ class KernelSpec:
             return max(pipeline, epilogue)
         b_columns = self.bn if self.layout == "tn" else -(-self.bn // 64) * 64
         pipeline = self.stages * 2 * self.bk * (self.bm + b_columns)
-        staging = 4 * self.consumers * 16 * 64 * 2
-        return 1024 + max(pipeline, self._reduction_bytes) + staging + 16 * self.stages
+        around = 1024 + 4 * self.consumers * 16 * 64 * 2 + 16 * self.stages + 16
+        beside = pipeline + self._reduction_bytes + around
+        if self._reduction_bytes and beside > MAX_SMEM["sm90"]:
+            return max(pipeline, self._reduction_bytes) + around
+        return beside
 
     @property
     def _reduction_bytes(self) -> int:
-        """fp32 partial tiles received from the cluster's other split-K CTAs; they reuse the pipeline's buffers."""
+        """fp32 partial tiles received from the cluster's split-K CTAs: beside the pipeline's buffers, or over them."""
         if self.split == 1:
             return 0
         column_blocks = -(-(self.bn // 8) // self.split)

@@ -45,13 +45,15 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives on the barrier at the same offset in another CTA of the cluster.
+// Arrives on the barrier at the same offset in another CTA of the cluster. Not .release.cluster: that makes the compiler
+// put a MEMBAR.ALL.GPU before every arrival (seen to double a kernel's time), and what is signalled here, that wgmma has
+// read a buffer, needs no memory ordering.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t cta) {
   asm volatile(
       "{\n"
       ".reg .b32 remote;\n"
       "mapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n"
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n"
       "}\n" ::"r"(barrier),
       "r"(cta)
       : "memory");
@@ -63,21 +65,6 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       ".reg .pred done;\n"
       "WAIT:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@done bra DONE;\n"
-      "bra WAIT;\n"
-      "DONE:\n"
-      "}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
-}
-
-// The same wait where the arrivals came from other CTAs of the cluster.
-__device__ __forceinline__ void mbarrier_wait_cluster(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n"
-      ".reg .pred done;\n"
-      "WAIT:\n"
-      "mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [%0], %1;\n"
       "@done bra DONE;\n"
       "bra WAIT;\n"
       "DONE:\n"
@@ -104,11 +91,11 @@ __device__ __forceinline__ uint32_t cluster_rank() {
   return rank;
 }
 
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+// Waits until every thread of the cluster is here. Relaxed: execution is ordered, ordinary memory accesses are not (an
+// ordered one costs a MEMBAR.ALL.GPU and an L1 invalidation).
+__device__ __forceinline__ void cluster_sync_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
-
-__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory"); }
 
 // Address, in the cluster's window, of `address` in another CTA.
 __device__ __forceinline__ uint32_t map_to_cta(uint32_t address, uint32_t cta) {
@@ -117,9 +104,12 @@ __device__ __forceinline__ uint32_t map_to_cta(uint32_t address, uint32_t cta) {
   return remote;
 }
 
-__device__ __forceinline__ void store_cluster(uint32_t address, float x, float y, float z, float w) {
-  asm volatile("st.shared::cluster.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(x), "f"(y), "f"(z), "f"(w)
-               : "memory");
+// Sends 16 bytes to another CTA's shared memory and counts them at a barrier of that CTA.
+__device__ __forceinline__ void store_async(uint32_t address, uint32_t barrier, float x, float y, float z, float w) {
+  asm volatile(
+      "st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(address),
+      "f"(x), "f"(y), "f"(z), "f"(w), "r"(barrier)
+      : "memory");
 }
 
 // Registers: a warpgroup gives some of its own back to the CTA's pool, or takes some. Every warp of it takes part. --------

@@ -66,10 +66,16 @@ struct Sm90Config {
   // Split-K: each CTA of the split owns kOwned column blocks (of 8) of the tile.
   static constexpr int kOwned = (BN / 8 + kSplit - 1) / kSplit;
   static constexpr int kReduction = kSplit == 1 ? 0 : kSplit * kOwned * 8 * BM * 4;
+
+  // Shared memory: pipeline, partial sums (beside it if there is room, or else over it), staging, barriers.
   static constexpr int kPipeline = kStages * (kStageA + kStageB);
-  static constexpr int kStagingOffset = kPipeline > kReduction ? kPipeline : kReduction;
+  static constexpr int kAround = 1024 + kConsumers * 4 * kStagingBytes + 16 * kStages + 16;
+  static constexpr bool kReuse = kReduction > 0 && kPipeline + kReduction + kAround > 227 * 1024;
+  static constexpr int kReductionOffset = kReuse ? 0 : kPipeline;
+  static constexpr int kStagingOffset =
+      kReuse && kPipeline > kReduction ? kPipeline : kReductionOffset + kReduction;
   static constexpr int kBarrierOffset = kStagingOffset + kConsumers * 4 * kStagingBytes;
-  static constexpr int kSmem = 1024 + kBarrierOffset + 16 * kStages;
+  static constexpr int kSmem = kStagingOffset + kAround;
 
   static_assert(BK % 64 == 0 && kRows % 64 == 0 && BN % 8 == 0 && BN <= 256);
   static_assert(!kPingpong || (kConsumers == 2 && kSplit == 1));
@@ -124,6 +130,7 @@ struct Sm90Smem {
   }
   __device__ __forceinline__ uint32_t full(int stage) const { return base + Config::kBarrierOffset + 8 * stage; }
   __device__ __forceinline__ uint32_t empty(int stage) const { return full(Config::kStages + stage); }
+  __device__ __forceinline__ uint32_t reduced() const { return full(2 * Config::kStages); }
 };
 
 // Fills one stage: this CTA's slices of A and B, to every CTA that uses them.
@@ -260,22 +267,22 @@ __device__ __forceinline__ void reduce_and_store(const float (&accumulator)[Conf
   constexpr int kThreads = 128 * Config::kConsumers;
   const int thread = threadIdx.x;
   auto slot = [&](int source, int i, int owned) {
-    return smem.base + ((((source * Config::kRowBlocks + i) * Config::kOwned) + owned) * kThreads + thread) * 16;
+    return smem.base + Config::kReductionOffset +
+           ((((source * Config::kRowBlocks + i) * Config::kOwned) + owned) * kThreads + thread) * 16;
   };
-  // Every CTA of the cluster has read its last stage: the buffers may be overwritten.
-  ptx::cluster_arrive();
-  ptx::cluster_wait();
+  if constexpr (Config::kReuse) ptx::cluster_sync_relaxed();  // every CTA has read its last stage
 #pragma unroll
   for (int block = 0; block < Config::BN / 8; ++block) {
     const int owner = place.rank_of(place.m, place.n, block / Config::kOwned);
+    const uint32_t barrier = ptx::map_to_cta(smem.reduced(), owner);
 #pragma unroll
     for (int i = 0; i < Config::kRowBlocks; ++i) {
       const float* d = accumulator[i] + block * 4;
-      ptx::store_cluster(ptx::map_to_cta(slot(place.split, i, block % Config::kOwned), owner), d[0], d[1], d[2], d[3]);
+      const uint32_t address = ptx::map_to_cta(slot(place.split, i, block % Config::kOwned), owner);
+      ptx::store_async(address, barrier, d[0], d[1], d[2], d[3]);
     }
   }
-  ptx::cluster_arrive();
-  ptx::cluster_wait();
+  ptx::mbarrier_wait(smem.reduced(), 0);
 
   const int warp = thread / 32;
   const OutputTile out = output_of<Config>(params, tile);
@@ -304,7 +311,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
   extern __shared__ uint8_t dynamic_smem[];
   const Sm90Smem<Config> smem{(ptx::smem_u32(dynamic_smem) + 1023) & ~1023u};
   const ClusterPlace<Config> place;
-  const int warp = threadIdx.x / 32;
+  const int warp = __shfl_sync(0xFFFFFFFF, threadIdx.x / 32, 0);  // uniform, and known to be
   constexpr int kProducerWarp = 4 * Config::kConsumers;
 
   if (threadIdx.x == 32 * kProducerWarp) {
@@ -315,11 +322,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
       ptx::mbarrier_init(smem.full(stage), 1);
       ptx::mbarrier_init(smem.empty(stage), 4 * kReaders * (Config::kClusterM + Config::kClusterN - 1));
     }
+    if constexpr (Config::kSplit > 1) ptx::mbarrier_init(smem.reduced(), 1);
     ptx::mbarrier_init_fence();
+    if constexpr (Config::kSplit > 1) {
+      // The last owner may own fewer column blocks than the others, or none.
+      const int owned = min(Config::kOwned, max(0, Config::BN / 8 - place.split * Config::kOwned));
+      ptx::mbarrier_arrive_expect_tx(smem.reduced(), Config::kSplit * owned * 8 * Config::BM * 4);
+    }
   }
   if constexpr (Config::kCluster > 1) {
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
+    ptx::cluster_sync_relaxed();
   } else {
     __syncthreads();
   }
@@ -343,19 +355,14 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
       for (int index = first_tile; index < params.tiles; index += tile_stride) {
         const TileIndex tile = tile_of(index);
         for (int k_block = k_begin; k_block < k_end; ++k_block) {
-          ptx::mbarrier_wait_cluster(smem.empty(ring.stage), ring.phase ^ 1);
+          ptx::mbarrier_wait(smem.empty(ring.stage), ring.phase ^ 1);
           load_stage<Config>(params, smem, place, ring.stage, tile, k_block);
           ring.advance();
         }
       }
     }
     __syncwarp();
-    if constexpr (Config::kSplit > 1) {  // the two cluster barriers of reduce_and_store
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
-      ptx::cluster_arrive();
-      ptx::cluster_wait();
-    }
+    if constexpr (Config::kReuse) ptx::cluster_sync_relaxed();  // the one in reduce_and_store
   } else {
     if constexpr (Config::kReallocate) ptx::acquire_registers<Config::kConsumerRegisters>();
     const int group = warp / 4;
@@ -393,8 +400,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
   if constexpr (Config::kShare > 1) {
     // No CTA may leave while others still signal its barriers.
     __syncwarp();
-    ptx::cluster_arrive();
-    ptx::cluster_wait();
+    ptx::cluster_sync_relaxed();
   }
 }
 

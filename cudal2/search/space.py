@@ -12,11 +12,11 @@ from cudal2.spec import DTYPES, LAYOUTS, MAX_SMEM, KernelSpec
 _SM90 = """
 64x16x128  s8  coop1  1x1 1x1k4 1x1k8
 64x32x64   s6  coop1  1x1 1x2 2x1
-64x32x64   s12 coop1  1x1 1x1k2 1x1k4 1x1k8
+64x32x64   s12 coop1  1x1 1x2 1x4 2x4 1x1k2 1x1k4 1x1k8 1x2k4
 64x32x128  s6  coop1  1x1k2 1x1k4 1x1k8
 64x48x64   s10 coop1  1x1 1x1k4
 64x64x64   s6  coop1  1x1 2x1 1x2
-64x64x64   s12 coop1  1x1 2x1 1x2 4x1 1x4 2x2 1x1k2 1x1k4 1x1k8 2x1k4 1x2k4
+64x64x64   s12 coop1  1x1 2x1 1x2 4x1 1x4 2x2 2x4 1x1k2 1x1k4 1x1k8 2x1k2 1x2k2 2x2k2 2x1k4 1x2k4
 64x64x128  s6  coop1  1x1k2 1x1k4 1x1k8
 64x96x64   s5  coop1  1x1 2x1
 64x96x64   s9  coop1  1x1k2 1x1k4
@@ -32,7 +32,7 @@ _SM90 = """
 128x64x64  s8  coop2  1x1 1x2 2x1 1x4 1x1k2 1x1k4 1x1k8 1x2k2 1x2k4
 128x64x128 s4  coop2  1x1 1x1k2 1x1k4
 128x96x64  s7  coop2  1x1 2x1 1x2 1x1k2 1x1k4
-128x128x64 s6  coop2  1x1 2x1 1x2 2x2 1x1k2 1x1k4 1x1k8 2x1k2 1x2k2 2x1k4
+128x128x64 s6  coop2  1x1 2x1 1x2 2x2 1x4 1x1k2 1x1k4 1x1k8 2x1k2 1x2k2 2x1k4 1x2k4
 128x128x128 s3 coop2  1x1 2x1 1x1k2 1x1k4
 128x160x64 s5  coop2  1x1 2x1 1x1k2
 128x192x64 s5  coop2  1x1 2x1 1x2 1x1k2
@@ -41,10 +41,10 @@ _SM90 = """
 128x96x64  s7  ping2  1x1 1x2
 128x112x64 s6  ping2  1x1 1x2
 128x128x64 s6  ping2  1x1 2x1 1x2
-128x144x64 s6  ping2  1x1 2x1
+128x144x64 s6  ping2  1x1 2x1 1x2
 128x160x64 s5  ping2  1x1 2x1 1x2
 128x176x64 s5  ping2  1x1 2x1 1x2
-128x192x64 s5  ping2  1x1 2x1
+128x192x64 s5  ping2  1x1 2x1 1x2
 256x64x64  s5  coop2  1x1 1x2
 256x96x64  s4  coop2  1x1 1x2
 256x128x64 s4  coop2  1x1 2x1 1x2 1x1k2 1x2k2
