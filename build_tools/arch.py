@@ -97,7 +97,7 @@ def _number(entry: str, text: str) -> Arch:
     if (major, minor) < FIRST_TENSOR_CORES:
         raise BuildError(
             f"TORCH_CUDA_ARCH_LIST={text!r}: architecture {entry} has no tensor cores, and so no cudal2 kernel. "
-            f"Leave it out; the lowest that can be compiled for is {FIRST_TENSOR_CORES[0]}.{FIRST_TENSOR_CORES[1]}."
+            "Leave it out."
         )
     if (major, minor) == (9, 0) and not suffix:
         suffix = "a"
