@@ -40,8 +40,9 @@ def test_more_than_2_to_the_31_elements() -> None:
     b = torch.full((65133, 1), 0.25, dtype=torch.float16, device="cuda")
     result = cudal2.matmul(a, b)
     assert result.shape == (35783, 1)
-    torch.testing.assert_close(result[:-1], torch.full_like(result[:-1], 65133 / 4))
-    torch.testing.assert_close(result[-1:], torch.full_like(result[-1:], 65133 / 2))
+    expected = torch.full_like(result, 65133 / 4)
+    expected[-1] *= 2
+    torch.testing.assert_close(result, expected, rtol=5e-3, atol=0)
 
 
 @pytest.mark.usefixtures("memory", "tuned")
