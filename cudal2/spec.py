@@ -1,4 +1,4 @@
-"""KernelSpec: what is compiled. The one definition that names, code generation, the search space and reports derive from."""
+"""KernelSpec: what is compiled. Names, code generation, the search space and reports all derive from it."""
 
 from __future__ import annotations
 
@@ -11,11 +11,21 @@ LAYOUTS = ("nn", "tn")
 MAX_SMEM = {"sm90": 227 * 1024, "wmma": 99 * 1024}
 """Bytes of shared memory a CTA may use: sm90 on compute capability 9.0; wmma keeps to the least of 8.x."""
 
+TWO_CTAS_SMEM = 113 * 1024
+"""Bytes of shared memory with which two CTAs fit one SM of compute capability 9.0."""
+
 _NAME = re.compile(
     r"(?P<family>sm90|wmma)_(?P<dtype>f16|bf16)_(?P<layout>nn|tn)_(?P<bm>\d+)x(?P<bn>\d+)x(?P<bk>\d+)_s(?P<stages>\d+)"
     r"(?:_c(?P<cluster_m>\d+)x(?P<cluster_n>\d+)(?:k(?P<split>\d+))?_(?P<schedule>coop|ping)(?P<consumers>\d+)"
     r"|_w(?P<warps_m>\d+)x(?P<warps_n>\d+)k(?P<warps_k>\d+))"
 )
+
+
+def nn_panel_columns(bn: int) -> int:
+    """Columns of one shared-memory panel of B under nn: a swizzle's width that a narrow tile does not overfill much."""
+    if bn % 64 == 0 or bn > 96:
+        return 64
+    return 32 if bn % 32 == 0 else 16
 
 
 class SpecError(ValueError):
@@ -67,7 +77,9 @@ class KernelSpec:
         if not match:
             raise SpecError(f"kernel name {name!r} is not of the form sm90_f16_tn_128x256x64_s4_c2x1_coop2")
         fields: dict[str, Any] = {
-            key: int(value) if value.isdigit() else value for key, value in match.groupdict().items() if value is not None
+            key: int(value) if value.isdigit() else value
+            for key, value in match.groupdict().items()
+            if value is not None
         }
         spec = cls(**fields)
         if spec.name != name:
@@ -80,7 +92,7 @@ class KernelSpec:
 
     @property
     def threads(self) -> int:
-        """Threads per CTA. sm90 adds a producer to its consumer warpgroups: a warp, or a warpgroup that lends registers."""
+        """Threads per CTA. sm90 adds a producer: a warp, or a warpgroup that lends its registers."""
         if self.family == "wmma":
             return 32 * self.warps_m * self.warps_n * self.warps_k
         return 128 * self.consumers + (128 if self.reallocates else 32)
@@ -113,13 +125,14 @@ class KernelSpec:
             pipeline = self.stages * 2 * (a + b)
             epilogue = 4 * self.warps_k * self.bm * (self.bn + 4)
             return max(pipeline, epilogue)
-        b_columns = self.bn if self.layout == "tn" else -(-self.bn // 64) * 64
+        panel = 64 if self.layout == "tn" else nn_panel_columns(self.bn)
+        b_columns = self.bn if self.layout == "tn" else -(-self.bn // panel) * panel
         pipeline = self.stages * 2 * self.bk * (self.bm + b_columns)
         around = 1024 + 4 * self.consumers * 16 * 64 * 2 + 16 * self.stages + 16
         beside = pipeline + self._reduction_bytes + around
-        if self._reduction_bytes and beside > MAX_SMEM["sm90"]:
-            return max(pipeline, self._reduction_bytes) + around
-        return beside
+        over = max(pipeline, self._reduction_bytes) + around
+        reuse = beside > MAX_SMEM["sm90"] or (beside > TWO_CTAS_SMEM >= over)
+        return over if reuse else beside
 
     @property
     def _reduction_bytes(self) -> int:
@@ -165,11 +178,11 @@ class KernelSpec:
         registers = {1: 255, 2: 224, 3: 160}[self.consumers]
         if self.accumulator_registers + 32 > registers or (self.consumers == 3 and self.bn > 192):
             return f"{self.accumulator_registers} accumulator registers do not fit {self.threads} threads"
-        if self.cluster_size not in (1, 2, 4, 8, 16):
-            return f"cluster of {self.cluster_size} CTAs; expected 1, 2, 4, 8 or 16"
+        if not 1 <= self.cluster_size <= 8:
+            return f"cluster of {self.cluster_size} CTAs; expected 1 to 8"
         if self.bm % (8 * self.cluster_n):
             return f"cluster_n={self.cluster_n}: slices of A need 8-row alignment"
-        b_rows = self.bn if self.layout == "tn" else 64
+        b_rows = self.bn if self.layout == "tn" else self.bk
         if b_rows % (8 * self.cluster_m):
             return f"cluster_m={self.cluster_m}: slices of B need 8-row alignment"
         return None

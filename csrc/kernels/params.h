@@ -9,6 +9,10 @@
 
 namespace cudal2 {
 
+// Columns of one shared-memory panel of B under nn: a swizzle's width (128, 64 or 32 bytes) that a narrow tile does not
+// overfill much. KernelSpec has the same rule.
+constexpr int nn_panel_columns(int bn) { return bn % 64 == 0 || bn > 96 ? 64 : bn % 32 == 0 ? 32 : 16; }
+
 struct Sm90Params {
   CUtensorMap tma_a, tma_b;
   void* c;

@@ -45,9 +45,9 @@ __device__ __forceinline__ void mbarrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
-// Arrives on the barrier at the same offset in another CTA of the cluster. Not .release.cluster: that makes the compiler
-// put a MEMBAR.ALL.GPU before every arrival (seen to double a kernel's time), and what is signalled here, that wgmma has
-// read a buffer, needs no memory ordering.
+// Arrives on the barrier at the same offset in another CTA of the cluster. Not .release.cluster: that makes the
+// compiler put a MEMBAR.ALL.GPU before every arrival (seen to double a kernel's time), and what is signalled here, that
+// wgmma has read a buffer, needs no memory ordering.
 __device__ __forceinline__ void mbarrier_arrive_cluster(uint32_t barrier, uint32_t cta) {
   asm volatile(
       "{\n"
@@ -73,7 +73,8 @@ __device__ __forceinline__ void mbarrier_wait(uint32_t barrier, uint32_t parity)
       : "memory");
 }
 
-// Named barriers of a CTA: `threads` of them pass sync together once all have arrived; arrive does not wait. -----------
+// Named barriers of a CTA: `threads` of them pass sync together once all have arrived; arrive does not wait.
+// -----------
 
 __device__ __forceinline__ void named_barrier_sync(int barrier, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(barrier), "r"(threads) : "memory");
@@ -112,7 +113,8 @@ __device__ __forceinline__ void store_async(uint32_t address, uint32_t barrier, 
       : "memory");
 }
 
-// Registers: a warpgroup gives some of its own back to the CTA's pool, or takes some. Every warp of it takes part. --------
+// Registers: a warpgroup gives some of its own back to the CTA's pool, or takes some. Every warp of it takes part.
+// --------
 
 template <int Registers>
 __device__ __forceinline__ void release_registers() {
@@ -159,7 +161,8 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
-// stmatrix: four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8. ---------------
+// stmatrix: four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
+// ---------------
 
 __device__ __forceinline__ void store_matrix_x4(uint32_t address, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(a), "r"(b),

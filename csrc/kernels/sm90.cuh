@@ -13,7 +13,8 @@
 // Grid. One CTA per tile, or fewer CTAs that stride over the tiles (persistent; not with Split).
 //
 // Constraints. A and C row-major, B row-major (nn) or transposed (tn); bases 16-byte aligned, pitches multiples of 8
-// elements, N a multiple of 8. M, N and K need not divide the tile: TMA fills with zeros outside, stores are predicated.
+// elements, N a multiple of 8. M, N and K need not divide the tile: TMA fills with zeros outside, stores are
+// predicated.
 //
 // Timed with cudal2.search.sweep in graph mode; figures are in generated_kernels/plans/h200.csv.
 #pragma once
@@ -45,22 +46,24 @@ struct Sm90Config {
   // An SM sub-partition holds 16384 registers, so a third warp on it leaves 168 a thread and a fourth 128. Accumulators
   // that do not fit that take registers from a producer warpgroup.
   static constexpr int kAccumulators = kRows * BN / 128;
-  static constexpr bool kReallocate = (kConsumers == 2 && kAccumulators > 112) || (kConsumers == 3 && kAccumulators > 72);
+  static constexpr bool kReallocate =
+      (kConsumers == 2 && kAccumulators > 112) || (kConsumers == 3 && kAccumulators > 72);
   static constexpr int kProducerRegisters = kConsumers == 2 ? 56 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : 160;
   static constexpr int kThreads = 128 * kConsumers + (kReallocate ? 128 : 32);
 
-  // A panel is 64 elements (128 bytes, the swizzle's width) of the contiguous dimension. A, and B as tn, have BK / 64
-  // panels of BM or BN rows along K; B as nn has ceil(BN / 64) panels of BK rows along N.
+  // A panel is one swizzle's width of the contiguous dimension: 64 elements (128 bytes), less for a narrow B under nn.
+  // A, and B as tn, have BK / 64 panels of BM or BN rows along K; B as nn has panels of BK rows along N.
   static constexpr bool kTn = kLayout == Layout::tn;
   static constexpr int kPanelsK = BK / 64;
-  static constexpr int kPanelsN = (BN + 63) / 64;
+  static constexpr int kPanelColumnsB = kTn ? 64 : nn_panel_columns(BN);
+  static constexpr int kPanelsN = (BN + kPanelColumnsB - 1) / kPanelColumnsB;
   static constexpr int kPanelA = BM * 128;
-  static constexpr int kPanelB = (kTn ? BN : BK) * 128;
+  static constexpr int kPanelB = (kTn ? BN : BK) * kPanelColumnsB * 2;
   static constexpr int kPanelsB = kTn ? kPanelsK : kPanelsN;
   static constexpr int kStageA = kPanelsK * kPanelA;
   static constexpr int kStageB = kPanelsB * kPanelB;
-  static constexpr int kBoxRowsA = BM / kClusterN;                 // rows of one TMA box: a slice of a panel
+  static constexpr int kBoxRowsA = BM / kClusterN;  // rows of one TMA box: a slice of a panel
   static constexpr int kBoxRowsB = (kTn ? BN : BK) / kClusterM;
 
   // Split-K: each CTA of the split owns kOwned column blocks (of 8) of the tile.
@@ -70,10 +73,12 @@ struct Sm90Config {
   // Shared memory: pipeline, partial sums (beside it if there is room, or else over it), staging, barriers.
   static constexpr int kPipeline = kStages * (kStageA + kStageB);
   static constexpr int kAround = 1024 + kConsumers * 4 * kStagingBytes + 16 * kStages + 16;
-  static constexpr bool kReuse = kReduction > 0 && kPipeline + kReduction + kAround > 227 * 1024;
+  static constexpr int kBeside = kPipeline + kReduction + kAround;
+  static constexpr int kOver = (kPipeline > kReduction ? kPipeline : kReduction) + kAround;
+  static constexpr int kTwoCtas = 113 * 1024;  // with at most this much, two CTAs fit one SM
+  static constexpr bool kReuse = kReduction > 0 && (kBeside > 227 * 1024 || (kBeside > kTwoCtas && kOver <= kTwoCtas));
   static constexpr int kReductionOffset = kReuse ? 0 : kPipeline;
-  static constexpr int kStagingOffset =
-      kReuse && kPipeline > kReduction ? kPipeline : kReductionOffset + kReduction;
+  static constexpr int kStagingOffset = kReuse && kPipeline > kReduction ? kPipeline : kReductionOffset + kReduction;
   static constexpr int kBarrierOffset = kStagingOffset + kConsumers * 4 * kStagingBytes;
   static constexpr int kSmem = kStagingOffset + kAround;
 
@@ -160,9 +165,11 @@ __device__ __forceinline__ void load_stage(const Sm90Params& params, const Sm90S
   for (int m = 0; m < Config::kClusterM; ++m) mask_b |= 1 << place.rank_of(m, place.n, place.split);
 #pragma unroll
   for (int panel = 0; panel < Config::kPanelsB; ++panel) {
-    const uint32_t target = smem.b(stage) + panel * Config::kPanelB + place.m * Config::kBoxRowsB * 128;
+    const uint32_t target =
+        smem.b(stage) + panel * Config::kPanelB + place.m * Config::kBoxRowsB * Config::kPanelColumnsB * 2;
     const int slice = place.m * Config::kBoxRowsB;
-    const int x = Config::kTn ? k_block * Config::BK + panel * 64 : tile.n * Config::BN + panel * 64;
+    const int x =
+        Config::kTn ? k_block * Config::BK + panel * 64 : tile.n * Config::BN + panel * Config::kPanelColumnsB;
     const int y = Config::kTn ? tile.n * Config::BN + slice : k_block * Config::BK + slice;
     if constexpr (Config::kClusterM == 1) {
       ptx::tma_load(target, &params.tma_b, barrier, x, y);
@@ -188,10 +195,13 @@ __device__ __forceinline__ void release_stage(const Sm90Smem<Config>& smem, cons
   }
 }
 
-// wgmma shared-memory descriptor: 128-byte swizzle, 1024 bytes between groups of eight 128-byte rows. `leading` is the
-// distance between panels and counts only where the operand is contiguous along M or N.
-__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int leading) {
-  return (uint64_t{1} << 62) | (uint64_t{1024 >> 4} << 32) | (static_cast<uint64_t>(leading >> 4) << 16) |
+// wgmma shared-memory descriptor of an operand in panels of 64, 32 or 16 elements, swizzled over that width. `panel` is
+// the distance between panels and counts only where the operand is contiguous along M or N.
+template <int PanelColumns>
+__device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int panel) {
+  constexpr uint64_t kSwizzle = PanelColumns == 64 ? 1 : PanelColumns == 32 ? 2 : 3;
+  constexpr uint64_t kEightRows = 8 * PanelColumns * 2;
+  return (kSwizzle << 62) | (kEightRows >> 4 << 32) | (static_cast<uint64_t>(panel >> 4) << 16) |
          static_cast<uint64_t>((address & 0x3FFFF) >> 4);
 }
 
@@ -200,14 +210,15 @@ template <class Config, bool First>
 __device__ __forceinline__ void multiply_stage(float (&accumulator)[Config::kRowBlocks][Config::BN / 2],
                                                const Sm90Smem<Config>& smem, int stage, int first_row) {
   using Mma = Wgmma<typename Config::T, Config::BN, Config::kTn ? 0 : 1>;
-  const uint64_t a = wgmma_descriptor(smem.a(stage) + first_row * 128, 16);
-  const uint64_t b = wgmma_descriptor(smem.b(stage), Config::kTn ? 16 : Config::kPanelB);
+  const uint64_t a = wgmma_descriptor<64>(smem.a(stage) + first_row * 128, 16);
+  const uint64_t b = wgmma_descriptor<Config::kPanelColumnsB>(smem.b(stage), Config::kTn ? 16 : Config::kPanelB);
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < Config::BK / 16; ++step) {
     // 16 elements along K: 32 bytes inside a panel's row, or 16 rows of a panel where B is contiguous along N.
     const int step_a = (step / 4 * Config::kPanelA + step % 4 * 32) >> 4;
-    const int step_b = (Config::kTn ? step / 4 * Config::kPanelB + step % 4 * 32 : step * 16 * 128) >> 4;
+    const int step_b =
+        (Config::kTn ? step / 4 * Config::kPanelB + step % 4 * 32 : step * 16 * Config::kPanelColumnsB * 2) >> 4;
 #pragma unroll
     for (int i = 0; i < Config::kRowBlocks; ++i) {
       const uint64_t a_block = a + step_a + i * (64 * 128 >> 4);
@@ -245,8 +256,8 @@ __device__ __forceinline__ void mainloop(float (&accumulator)[Config::kRowBlocks
   release_stage<Config>(smem, place, previous);
 }
 
-// Pingpong: a warpgroup may look at the stages of its tile only when the other has seen all of its own, or it would take
-// an older phase of a barrier for its own. Named barrier 1 lets warpgroup 0 go, 2 lets warpgroup 1.
+// Pingpong: a warpgroup may look at the stages of its tile only when the other has seen all of its own, or it would
+// take an older phase of a barrier for its own. Named barrier 1 lets warpgroup 0 go, 2 lets warpgroup 1.
 struct PingpongTurn {
   int group;
 
@@ -300,9 +311,9 @@ __device__ __forceinline__ void reduce_and_store(const float (&accumulator)[Conf
       sum[owned * 4] = total.x, sum[owned * 4 + 1] = total.y, sum[owned * 4 + 2] = total.z,
                   sum[owned * 4 + 3] = total.w;
     }
-    store_accumulator<typename Config::T, Config::kOwned * 8>(
-        sum, out, smem.staging(warp), tile.m * Config::BM + first_row + i * 64 + warp % 4 * 16,
-        tile.n * Config::BN + place.split * Config::kOwned * 8);
+    store_accumulator<typename Config::T, Config::kOwned * 8>(sum, out, smem.staging(warp),
+                                                              tile.m * Config::BM + first_row + i * 64 + warp % 4 * 16,
+                                                              tile.n * Config::BN + place.split * Config::kOwned * 8);
   }
 }
 
@@ -389,9 +400,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
         const OutputTile out = output_of<Config>(params, tile);
 #pragma unroll
         for (int i = 0; i < Config::kRowBlocks; ++i) {
-          store_accumulator<typename Config::T, Config::BN>(
-              accumulator[i], out, smem.staging(warp), tile.m * Config::BM + first_row + i * 64 + warp % 4 * 16,
-              tile.n * Config::BN);
+          store_accumulator<typename Config::T, Config::BN>(accumulator[i], out, smem.staging(warp),
+                                                            tile.m * Config::BM + first_row + i * 64 + warp % 4 * 16,
+                                                            tile.n * Config::BN);
         }
       }
       if (Config::kPingpong) ring.skip(k_blocks);

@@ -1,9 +1,10 @@
 // wmma: C = A @ B (+ bias) by cp.async and wmma fragments, fp16 or bf16 in and out, fp32 accumulation. Every
 // architecture with tensor cores (bf16 from 8.0 on). For small problems: no tensor map, no cluster, a short prologue.
 //
-// Tile and pipeline. A CTA computes BM x BN of C with WarpsM x WarpsN x WarpsK warps, stepping BK through K with `Stages`
-// buffers; with Stages * BK >= K all of K is in flight at once. The WarpsK warps of a position split each BK between
-// them and their sums are added in a fixed order in shared memory. Rows are padded by 16 bytes against bank conflicts.
+// Tile and pipeline. A CTA computes BM x BN of C with WarpsM x WarpsN x WarpsK warps, stepping BK through K with
+// `Stages` buffers; with Stages * BK >= K all of K is in flight at once. The WarpsK warps of a position split each BK
+// between them and their sums are added in a fixed order in shared memory. Rows are padded by 16 bytes against bank
+// conflicts.
 //
 // Constraints. A and C row-major, B row-major (nn) or transposed (tn); bases 16-byte aligned, pitches multiples of 8
 // elements, N a multiple of 8. M, N and K need not divide the tile: loads zero-fill, stores are predicated.
@@ -101,8 +102,8 @@ __device__ __forceinline__ void store_tile(const float* partial, const WmmaParam
 #pragma unroll
       for (int i = 0; i < 8; ++i) sum[i] += load_bias(bias, column + i, params.n);
     }
-    const uint4 packed = make_uint4(pack<T>(sum[0], sum[1]), pack<T>(sum[2], sum[3]), pack<T>(sum[4], sum[5]),
-                                    pack<T>(sum[6], sum[7]));
+    const uint4 packed =
+        make_uint4(pack<T>(sum[0], sum[1]), pack<T>(sum[2], sum[3]), pack<T>(sum[4], sum[5]), pack<T>(sum[6], sum[7]));
     *reinterpret_cast<uint4*>(static_cast<T*>(params.c) + static_cast<int64_t>(row) * params.ldc + column) = packed;
   }
 }

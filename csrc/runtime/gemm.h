@@ -13,7 +13,8 @@ namespace cudal2 {
 
 enum class DType : int { f16 = 0, bf16 = 1 };
 
-// How B (K x N) is stored. nn: row-major, pitch ldb >= N. tn: its transpose N x K is row-major, pitch ldb >= K (nn.Linear).
+// How B (K x N) is stored. nn: row-major, pitch ldb >= N. tn: its transpose N x K is row-major, pitch ldb >= K
+// (nn.Linear).
 enum class Layout : int { nn = 0, tn = 1 };
 
 // C[M,N] = A[M,K] @ B[K,N] (+ bias[N]), fp32 accumulation. A and C are row-major. Pitches count elements.
@@ -30,10 +31,10 @@ struct GemmArgs {
 
 // What a plan may choose at run time, without another compiled kernel.
 struct LaunchKnobs {
-  int group = 8;      // tiles per group along M before the order moves on along N (see kernels/schedule.cuh)
-  int raster = 0;     // 0: groups run along M; 1: along N
-  int ctas = 0;       // persistent grid of at most this many CTAs; 0: one CTA per tile
-  bool pdl = false;   // launched with programmatic stream serialization (programmatic dependent launch)
+  int group = 8;     // tiles per group along M before the order moves on along N (see kernels/schedule.cuh)
+  int raster = 0;    // 0: groups run along M; 1: along N
+  int ctas = 0;      // persistent grid of at most this many CTAs; 0: one CTA per tile
+  bool pdl = false;  // launched with programmatic stream serialization (programmatic dependent launch)
 };
 
 // One compiled kernel. `name` is KernelSpec's canonical name; the fields repeat it for those who cannot parse it.
@@ -62,29 +63,33 @@ struct Plan {
 };
 
 struct DeviceStatus {
-  std::string gpu;         // device name as the driver gives it
-  int arch = 0;            // 90 = compute capability 9.0
+  std::string gpu;  // device name as the driver gives it
+  int arch = 0;     // 90 = compute capability 9.0
   int sm_count = 0;
-  std::string table;       // file of the plan table in use; empty: none for this architecture
-  std::string table_gpu;   // GPU that the table was measured on
-  bool tuned = false;      // table_gpu is this GPU
+  std::string table;      // file of the plan table in use; empty: none for this architecture
+  std::string table_gpu;  // GPU that the table was measured on
+  bool tuned = false;     // table_gpu is this GPU
   int plans = 0;
 };
 
 // Registry -----------------------------------------------------------------------------------------------------------
-CUDAL2_API const std::vector<const KernelInfo*>& kernels();          // sorted by name
-CUDAL2_API const KernelInfo* find_kernel(const std::string& name);   // nullptr: not compiled into this build
-CUDAL2_API const char* build_info();                                 // architectures, nvcc version; "fallback-only" without nvcc
+CUDAL2_API const std::vector<const KernelInfo*>& kernels();         // sorted by name
+CUDAL2_API const KernelInfo* find_kernel(const std::string& name);  // nullptr: not compiled into this build
+CUDAL2_API const char* build_info();  // architectures, nvcc version; "fallback-only" without nvcc
 
-// Plans. Throw std::runtime_error that names file and row if a table is malformed or names a kernel that is not there. --
-CUDAL2_API void set_plan_directory(const std::string& directory);    // before first use; default: "plans" beside the package's libraries
-CUDAL2_API const Plan* find_plan(int device, DType, Layout, int64_t m, int64_t n, int64_t k);  // lock-free once loaded; nullptr: no plan
+// Plans. Throw std::runtime_error that names file and row if a table is malformed or names a kernel that is not there.
+// --
+CUDAL2_API void set_plan_directory(
+    const std::string& directory);  // before first use; default: "plans" beside the package's libraries
+CUDAL2_API const Plan* find_plan(int device, DType, Layout, int64_t m, int64_t n,
+                                 int64_t k);  // lock-free once loaded; nullptr: no plan
 CUDAL2_API DeviceStatus device_status(int device);
 
 // Launch -------------------------------------------------------------------------------------------------------------
 // Why this kernel cannot run these arguments on this device (alignment, pitch, size, architecture); nullptr: it can.
 CUDAL2_API const char* unsupported(const KernelInfo&, const GemmArgs&, int device);
-// Launches on `stream`; `device` must be current. Returns nullptr, or the CUDA error's text. Capture-safe, no allocation, no sync.
+// Launches on `stream`; `device` must be current. Returns nullptr, or the CUDA error's text. Capture-safe, no
+// allocation, no sync.
 CUDAL2_API const char* launch(const KernelInfo&, const LaunchKnobs&, const GemmArgs&, int device, void* stream);
 
 // The device that is current, and a scope that makes another one current (cudaGetDevice / cudaSetDevice).

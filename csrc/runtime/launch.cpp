@@ -54,11 +54,8 @@ cudaError_t launch_grid(const KernelInfo& kernel, const LaunchKnobs& knobs, int 
 cudaError_t prepare(const KernelInfo& kernel) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
-  cudaError_t error =
+  const cudaError_t error =
       cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
-  if (error == cudaSuccess && kernel.cluster_m * kernel.cluster_n * kernel.split > 8) {
-    error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  }
   cudaThreadExchangeStreamCaptureMode(&mode);
   return error;
 }
@@ -82,13 +79,14 @@ cudaError_t prepare_once(const KernelInfo& kernel, int device) {
 
 int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args, void* stream) {
   Sm90Params params;
-  const MatrixView a{args.a, args.m, args.k, args.lda, kernel.bm / kernel.cluster_n, args.dtype};
+  const MatrixView a{args.a, args.m, args.k, args.lda, kernel.bm / kernel.cluster_n, 64, args.dtype};
   const bool tn = args.layout == Layout::tn;
   const MatrixView b{args.b,
                      tn ? args.n : args.k,
                      tn ? args.k : args.n,
                      args.ldb,
                      (tn ? kernel.bn : kernel.bk) / kernel.cluster_m,
+                     tn ? 64 : nn_panel_columns(kernel.bn),
                      args.dtype};
   if (tensor_map(a, &params.tma_a) != CUDA_SUCCESS || tensor_map(b, &params.tma_b) != CUDA_SUCCESS) {
     return cudaErrorInvalidValue;
@@ -127,15 +125,18 @@ int launch_wmma(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmAr
 const char* unsupported(const KernelInfo& kernel, const GemmArgs& args, int device) {
   const int arch = device_arch(device);
   const auto misaligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 != 0; };
-  if (arch < kernel.min_arch || arch > kernel.max_arch) return "the kernel is not compiled for this device's architecture";
+  if (arch < kernel.min_arch || arch > kernel.max_arch)
+    return "the kernel is not compiled for this device's architecture";
   if (args.dtype != kernel.dtype) return "dtype: the kernel is of the other half-precision type";
   if (args.layout != kernel.layout) return "layout: the kernel expects B stored the other way";
   if (args.m < 1 || args.n < 1 || args.k < 1) return "shape: M, N and K must be at least 1";
-  if (args.m > kMaxExtent || args.n > kMaxExtent || args.k > kMaxExtent) return "shape: M, N and K must be below 2^31 - 512";
+  if (args.m > kMaxExtent || args.n > kMaxExtent || args.k > kMaxExtent)
+    return "shape: M, N and K must be below 2^31 - 512";
   const int64_t tiles = ceil_div(args.m, kernel.bm) * ceil_div(args.n, kernel.bn) * kernel.split;
   if (tiles > kMaxExtent) return "shape: more tiles than a grid has";
   if (ceil_div(args.k, kernel.bk) < kernel.split) return "shape: K has fewer blocks than the kernel's split";
-  if (misaligned(args.a) || misaligned(args.b) || misaligned(args.c)) return "alignment: A, B and C must start at 16 bytes";
+  if (misaligned(args.a) || misaligned(args.b) || misaligned(args.c))
+    return "alignment: A, B and C must start at 16 bytes";
   if (args.lda % 8 || args.ldb % 8 || args.ldc % 8) return "pitch: of A, B and C must be a multiple of 8 elements";
   if (args.n % 8) return "shape: N must be a multiple of 8";
   const int64_t columns_b = args.layout == Layout::nn ? args.n : args.k;

@@ -25,9 +25,7 @@ struct Key {
   int64_t m = 0, n = 0, k = 0;
   int kind = -1;  // dtype * 2 + layout; -1: an empty slot
 
-  bool operator==(const Key& other) const {
-    return m == other.m && n == other.n && k == other.k && kind == other.kind;
-  }
+  bool operator==(const Key& other) const { return m == other.m && n == other.n && k == other.k && kind == other.kind; }
 };
 
 Key make_key(DType dtype, Layout layout, int64_t m, int64_t n, int64_t k) {
@@ -185,7 +183,8 @@ std::string& plan_directory() {
   static std::string directory = [] {
     if (const char* chosen = std::getenv("CUDAL2_PLANS")) return std::string(chosen);
     Dl_info info;
-    if (dladdr(reinterpret_cast<const void*>(&find_plan), &info) == 0 || info.dli_fname == nullptr) return std::string();
+    if (dladdr(reinterpret_cast<const void*>(&find_plan), &info) == 0 || info.dli_fname == nullptr)
+      return std::string();
     const std::string library = info.dli_fname;  // <package>/lib/libcudal2.so
     const size_t slash = library.rfind('/');
     return (slash == std::string::npos ? std::string(".") : library.substr(0, slash)) + "/../plans";
@@ -229,7 +228,8 @@ std::unique_ptr<Loaded> load(int device) {
     if (gpu == header.end() || arch_of(header) / 10 != properties.arch / 10) continue;
     const auto sms = header.find("sms");
     const bool same = gpu->second == properties.name;
-    const int distance = same ? -1 : std::abs((sms == header.end() ? 0 : std::atoi(sms->second.c_str())) - properties.sm_count);
+    const int distance =
+        same ? -1 : std::abs((sms == header.end() ? 0 : std::atoi(sms->second.c_str())) - properties.sm_count);
     if (distance >= nearest) continue;
     nearest = distance;
     loaded->status.table = file;

@@ -31,12 +31,14 @@ CUresult encode(const MatrixView& view, CUtensorMap* map) {
   if (function == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   const cuuint64_t dims[2] = {static_cast<cuuint64_t>(view.columns), static_cast<cuuint64_t>(view.rows)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(view.pitch) * 2};
-  const cuuint32_t box[2] = {64, static_cast<cuuint32_t>(view.box_rows)};
+  const cuuint32_t box[2] = {static_cast<cuuint32_t>(view.box_columns), static_cast<cuuint32_t>(view.box_rows)};
   const cuuint32_t steps[2] = {1, 1};
+  const CUtensorMapSwizzle swizzle = view.box_columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+                                     : view.box_columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                                              : CU_TENSOR_MAP_SWIZZLE_32B;
   return function(map, view.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
-                  const_cast<void*>(view.base), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                  const_cast<void*>(view.base), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 struct Entry {
@@ -48,7 +50,8 @@ constexpr size_t kEntries = 512;  // direct-mapped; 100 KB per thread that calls
 
 size_t slot_of(const MatrixView& view) {
   uint64_t hash = reinterpret_cast<uintptr_t>(view.base) >> 4;
-  for (const int64_t part : {view.rows, view.columns, view.pitch, static_cast<int64_t>(view.box_rows)}) {
+  for (const int64_t part :
+       {view.rows, view.columns, view.pitch, static_cast<int64_t>(view.box_rows * 64 + view.box_columns)}) {
     hash = (hash ^ static_cast<uint64_t>(part)) * 0x9E3779B97F4A7C15ull;
   }
   return (hash >> 40) % kEntries;

@@ -9,22 +9,22 @@
 
 namespace cudal2 {
 
-// A row-major matrix of `rows` x `columns` 16-bit elements, loaded in boxes of 64 columns x `box_rows` with the 128-byte
-// swizzle; zeros outside.
+// A row-major matrix of `rows` x `columns` 16-bit elements, loaded in boxes of `box_rows` x `box_columns` (64, 32 or
+// 16) and swizzled over that width; zeros outside.
 struct MatrixView {
   const void* base;
   int64_t rows, columns, pitch;  // pitch in elements
-  int box_rows;
+  int box_rows, box_columns;
   DType dtype;
 
   bool operator==(const MatrixView& other) const {
     return base == other.base && rows == other.rows && columns == other.columns && pitch == other.pitch &&
-           box_rows == other.box_rows && dtype == other.dtype;
+           box_rows == other.box_rows && box_columns == other.box_columns && dtype == other.dtype;
   }
 };
 
-// Copies the view's tensor map into *map. A map depends on the address and the view alone, never on the memory's content
-// or owner, so a cached one cannot go stale. The cache belongs to the thread: no lock. Returns a CUresult.
+// Copies the view's tensor map into *map. A map depends on the address and the view alone, never on the memory's
+// content or owner, so a cached one cannot go stale. The cache belongs to the thread: no lock. Returns a CUresult.
 CUresult tensor_map(const MatrixView& view, CUtensorMap* map);
 
 }  // namespace cudal2

@@ -1,4 +1,4 @@
-"""The search space: which kernels are compiled. KernelSpec's validity rules prune it; a measured sweep chooses from it."""
+"""The search space: which kernels are compiled. KernelSpec's rules bound it; a measured sweep chooses from it."""
 
 from __future__ import annotations
 
@@ -10,44 +10,40 @@ from cudal2.spec import DTYPES, LAYOUTS, MAX_SMEM, KernelSpec
 
 # One line per tile: tile, stages, schedule and consumer warpgroups, then clusters MxN or MxNkSPLIT that share or split.
 _SM90 = """
-64x16x128  s8  coop1  1x1 1x1k4 1x1k8
-64x32x64   s6  coop1  1x1 1x2 2x1
-64x32x64   s12 coop1  1x1 1x2 1x4 2x4 1x1k2 1x1k4 1x1k8 1x2k4
+64x16x128  s8  coop1  1x1 1x1k2 1x1k4 1x1k8
+64x32x64   s6  coop1  1x1 1x2 1x1k2 1x1k4 1x1k8
+64x32x64   s12 coop1  1x1
 64x32x128  s6  coop1  1x1k2 1x1k4 1x1k8
-64x48x64   s10 coop1  1x1 1x1k4
-64x64x64   s6  coop1  1x1 2x1 1x2
-64x64x64   s12 coop1  1x1 2x1 1x2 4x1 1x4 2x2 2x4 1x1k2 1x1k4 1x1k8 2x1k2 1x2k2 2x2k2 2x1k4 1x2k4
+64x48x64   s10 coop1  1x1
+64x64x64   s6  coop1  1x1 1x2 2x1 1x1k2 1x1k4 1x1k8
+64x64x64   s12 coop1  1x1 1x2 2x1 2x1k2
 64x64x128  s6  coop1  1x1k2 1x1k4 1x1k8
-64x96x64   s5  coop1  1x1 2x1
-64x96x64   s9  coop1  1x1k2 1x1k4
-64x128x64  s4  coop1  1x1 2x1
-64x128x64  s8  coop1  1x1 2x1 1x2 4x1 2x2 1x1k2 1x1k4 1x1k8 2x1k2 2x1k4 1x2k4
-64x128x128 s4  coop1  1x1 1x1k2 1x1k4
-64x192x64  s6  coop1  1x1 2x1
-64x256x64  s5  coop1  1x1 2x1 1x1k2 2x1k2
+64x96x64   s5  coop1  1x1
+64x128x64  s4  coop1  1x1 2x1 1x1k2 1x1k4 1x1k8 2x1k4
+64x128x64  s8  coop1  1x1 1x2 2x1 1x1k2 1x1k3 1x1k8 2x1k2
+64x128x128 s4  coop1  1x1 1x1k2
+64x256x64  s5  coop1  1x1 2x1
 64x128x64  s8  ping2  1x1 2x1
 64x192x64  s6  ping2  1x1 2x1
 64x256x64  s5  ping2  1x1 2x1
-128x64x64  s4  coop2  1x1 1x2
-128x64x64  s8  coop2  1x1 1x2 2x1 1x4 1x1k2 1x1k4 1x1k8 1x2k2 1x2k4
-128x64x128 s4  coop2  1x1 1x1k2 1x1k4
-128x96x64  s7  coop2  1x1 2x1 1x2 1x1k2 1x1k4
-128x128x64 s6  coop2  1x1 2x1 1x2 2x2 1x4 1x1k2 1x1k4 1x1k8 2x1k2 1x2k2 2x1k4 1x2k4
-128x128x128 s3 coop2  1x1 2x1 1x1k2 1x1k4
-128x160x64 s5  coop2  1x1 2x1 1x1k2
-128x192x64 s5  coop2  1x1 2x1 1x2 1x1k2
-128x256x64 s4  coop2  1x1 2x1 1x2 1x1k2 2x1k2
+128x64x64  s4  coop2  1x1 1x2 1x1k2 1x1k4 1x1k8 1x2k2 1x2k4
+128x64x64  s8  coop2  1x1 1x2 2x1 1x1k2 1x1k3 1x1k8 1x2k2
+128x64x128 s4  coop2  1x1 1x1k2
+128x128x64 s6  coop2  1x1 2x1 1x2 1x1k2 1x1k3 1x1k4 1x1k6 1x1k7 2x1k2 2x1k3 2x1k4 1x2k3 1x2k4
+128x128x128 s3 coop2  1x1
+128x192x64 s5  coop2  1x1 2x1 1x2
+128x256x64 s4  coop2  1x1 2x1 1x2
 128x64x64  s8  ping2  1x1 1x2
-128x96x64  s7  ping2  1x1 1x2
-128x112x64 s6  ping2  1x1 1x2
+128x96x64  s7  ping2  1x1
+128x112x64 s6  ping2  1x1
 128x128x64 s6  ping2  1x1 2x1 1x2
-128x144x64 s6  ping2  1x1 2x1 1x2
+128x144x64 s6  ping2  1x1 2x1
 128x160x64 s5  ping2  1x1 2x1 1x2
 128x176x64 s5  ping2  1x1 2x1 1x2
 128x192x64 s5  ping2  1x1 2x1 1x2
-256x64x64  s5  coop2  1x1 1x2
+256x64x64  s5  coop2  1x1 1x2 2x1
 256x96x64  s4  coop2  1x1 1x2
-256x128x64 s4  coop2  1x1 2x1 1x2 1x1k2 1x2k2
+256x128x64 s4  coop2  1x1 2x1 1x2
 256x160x64 s4  coop2  1x1 1x2
 256x192x64 s3  coop2  1x1 1x2
 192x64x64  s7  coop3  1x1 1x2
@@ -63,14 +59,8 @@ _WMMA = """
 16x64x64   s4 1x4k1
 32x32x64   s2 2x2k1
 32x32x64   s4 2x2k2
-32x32x128  s2 2x2k2
-32x32x128  s4 1x1k8
 32x64x64   s4 2x2k1
-32x64x64   s4 2x2k2
 64x64x64   s3 2x2k1
-64x64x64   s4 2x2k2
-64x64x32   s4 2x2k1
-64x128x32  s3 2x4k1
 """
 
 
@@ -79,18 +69,20 @@ def _tile(text: str) -> tuple[int, int, int]:
     return bm, bn, bk
 
 
+def _cluster(text: str) -> tuple[int, int, int]:
+    shared, _, split = text.partition("k")
+    cluster_m, cluster_n = (int(part) for part in shared.split("x"))
+    return cluster_m, cluster_n, int(split or 1)
+
+
 def _sm90() -> list[KernelSpec]:
     specs = []
     for line in _SM90.split("\n")[1:-1]:
         tile, stages, workers, *clusters = line.split()
+        schedule, consumers = workers[:-1], int(workers[-1])
         for cluster in clusters:
-            cluster_m, cluster_n, split = (int(part or 1) for part in re.split("[xk]", cluster + "k" * ("k" not in cluster)))
-            specs.append(
-                KernelSpec(
-                    "sm90", "f16", "tn", *_tile(tile), int(stages[1:]), cluster_m, cluster_n, split,
-                    schedule=workers[:-1], consumers=int(workers[-1]),
-                )
-            )  # fmt: skip
+            shape = (*_tile(tile), int(stages[1:]), *_cluster(cluster))
+            specs.append(KernelSpec("sm90", "f16", "tn", *shape, schedule=schedule, consumers=consumers))
     return specs
 
 

@@ -5,18 +5,8 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 144, 64, 5, 1, 1, 1, true, 2>>("sm90_f16_nn_128x144x64_s5_c1x1_ping2"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 144, 64, 5, 1, 2, 1, true, 2>>("sm90_f16_nn_128x144x64_s5_c1x2_ping2"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 144, 64, 5, 2, 1, 1, true, 2>>("sm90_f16_nn_128x144x64_s5_c2x1_ping2"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 160, 64, 5, 1, 1, 1, false, 2>>("sm90_f16_nn_128x160x64_s5_c1x1_coop2"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 160, 64, 5, 1, 1, 1, true, 2>>("sm90_f16_nn_128x160x64_s5_c1x1_ping2"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 160, 64, 5, 1, 1, 2, false, 2>>("sm90_f16_nn_128x160x64_s5_c1x1k2_coop2"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 160, 64, 5, 1, 2, 1, true, 2>>("sm90_f16_nn_128x160x64_s5_c1x2_ping2"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 160, 64, 5, 2, 1, 1, false, 2>>("sm90_f16_nn_128x160x64_s5_c2x1_coop2"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 160, 64, 5, 2, 1, 1, true, 2>>("sm90_f16_nn_128x160x64_s5_c2x1_ping2"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 176, 64, 5, 1, 1, 1, true, 2>>("sm90_f16_nn_128x176x64_s5_c1x1_ping2"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 176, 64, 5, 1, 2, 1, true, 2>>("sm90_f16_nn_128x176x64_s5_c1x2_ping2"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 176, 64, 5, 2, 1, 1, true, 2>>("sm90_f16_nn_128x176x64_s5_c2x1_ping2"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 256, 192, 64, 3, 1, 1, 1, false, 2>>("sm90_f16_nn_256x192x64_s3_c1x1_coop2"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 256, 192, 64, 3, 1, 2, 1, false, 2>>("sm90_f16_nn_256x192x64_s3_c1x2_coop2"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

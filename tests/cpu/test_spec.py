@@ -1,0 +1,100 @@
+"""KernelSpec: names round-trip, rules reject what cannot compile, and the C++ templates agree with its figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cudal2 import tools
+from cudal2.search import space
+from cudal2.spec import DTYPES, LAYOUTS, MAX_SMEM, KernelSpec, SpecError
+
+SM90 = KernelSpec("sm90", "f16", "tn", 128, 256, 64, 4, cluster_m=2, consumers=2)
+WMMA = KernelSpec("wmma", "bf16", "nn", 32, 32, 64, 4, warps_m=2, warps_n=2)
+
+
+@pytest.mark.parametrize(
+    ("spec", "name"),
+    [
+        (SM90, "sm90_f16_tn_128x256x64_s4_c2x1_coop2"),
+        (replace(SM90, cluster_m=1, bn=128, split=4), "sm90_f16_tn_128x128x64_s4_c1x1k4_coop2"),
+        (replace(SM90, bn=128, schedule="ping", cluster_n=2), "sm90_f16_tn_128x128x64_s4_c2x2_ping2"),
+        (WMMA, "wmma_bf16_nn_32x32x64_s4_w2x2k1"),
+    ],
+)
+def test_name_is_canonical(spec: KernelSpec, name: str) -> None:
+    assert spec.name == name
+    assert KernelSpec.parse(name) == spec
+
+
+def test_every_compiled_name_round_trips_and_is_unique() -> None:
+    specs = space.compiled()
+    assert [KernelSpec.parse(spec.name) for spec in specs] == list(specs)
+    assert len({spec.name for spec in specs}) == len(specs)
+
+
+@pytest.mark.parametrize("name", ["", "sm90_f16_tn_128x256x64", "sm80_f16_tn_64x64x64_s4_w2x2k1", WMMA.name + "x"])
+def test_parse_rejects_other_names(name: str) -> None:
+    with pytest.raises(SpecError, match="is not of the form"):
+        KernelSpec.parse(name)
+
+
+def test_parse_rejects_a_name_that_is_not_canonical() -> None:
+    with pytest.raises(SpecError, match="is not canonical"):
+        KernelSpec.parse("sm90_f16_tn_128x256x64_s4_c2x1k1_coop2")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "f32"}, "dtype"),
+        ({"layout": "nt"}, "layout"),
+        ({"stages": 1}, "at least 2"),
+        ({"stages": 9}, "shared memory"),
+        ({"bm": 96}, "multiple of 64"),
+        ({"bn": 100}, "multiple of 8"),
+        ({"bn": 264, "stages": 2}, "8 to 256"),
+        ({"bk": 32}, "multiple of 64"),
+        ({"bm": 256, "stages": 2}, "accumulator"),
+        ({"consumers": 4, "bm": 256, "stages": 2}, "1 to 3"),
+        ({"schedule": "ping", "bn": 128, "consumers": 1}, "ping"),
+        ({"schedule": "ping", "bn": 128, "split": 2}, "ping"),
+        ({"split": 8}, "cluster of 16"),
+        ({"bn": 72, "cluster_m": 2}, "8-row"),
+    ],
+)
+def test_rules_reject_what_cannot_compile(change: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        replace(SM90, **change).validate()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", [{"bm": 24}, {"bk": 24}, {"warps_k": 16}, {"cluster_m": 2}, {"stages": 40}])
+def test_wmma_rules(change: dict[str, int]) -> None:
+    with pytest.raises(SpecError):
+        replace(WMMA, **change).validate()  # type: ignore[arg-type]
+
+
+def test_both_dtypes_and_layouts_have_the_same_tiles() -> None:
+    tiles = {
+        (dtype, layout): {(s.family, s.bm, s.bn, s.bk, s.cluster_m, s.cluster_n, s.split, s.schedule)
+                          for s in space.compiled() if (s.dtype, s.layout) == (dtype, layout)}
+        for dtype in DTYPES
+        for layout in LAYOUTS
+    }  # fmt: skip
+    assert len(set(map(frozenset, tiles.values()))) == 1
+
+
+def test_templates_agree_with_the_spec() -> None:
+    """Threads and shared memory are computed in C++ too; a difference would launch with too little of either."""
+    try:
+        registry = tools.require().kernels()
+    except RuntimeError as error:
+        pytest.skip(str(error))
+    if not registry:
+        pytest.skip("fallback-only build: no kernels to compare with")
+    assert {kernel["name"] for kernel in registry} <= {spec.name for spec in space.compiled()}
+    for kernel in registry:
+        spec = KernelSpec.parse(kernel["name"])
+        assert kernel["threads"] == spec.threads, spec.name
+        assert kernel["smem_bytes"] == spec.smem_bytes <= MAX_SMEM[spec.family], spec.name
