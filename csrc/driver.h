@@ -30,6 +30,8 @@ constexpr Result kNotReady = 600;
 constexpr unsigned kStreamNonBlocking = 1;
 constexpr int kCaptureRelaxed = 2;  // calls that a capture need not record (first-use loading) stay allowed
 constexpr int kKernelNode = 0;
+constexpr int kMemcpyNode = 1;
+constexpr int kMemsetNode = 2;
 constexpr int kAttributeLocalBytes = 3;
 constexpr int kAttributeRegisters = 4;
 
@@ -49,6 +51,7 @@ struct Api {
   Result (*get_error_string)(Result, const char**);
   Result (*primary_context_retain)(Context*, Device);
   Result (*context_set_current)(Context);
+  Result (*context_synchronize)();
   Result (*stream_create)(Stream*, unsigned);
   Result (*stream_destroy)(Stream);
   Result (*stream_begin_capture)(Stream, int);
@@ -69,6 +72,8 @@ struct Api {
   Result (*kernel_function)(Function*, Kernel);
   Result (*function_attribute)(int*, int, Function);
   Result (*occupancy)(int*, Function, int, std::size_t);
+  Result (*function_name)(const char**, Function);  // null with a driver older than CUDA 12.3
+  Result (*kernel_name)(const char**, Kernel);      // likewise
 };
 
 // The functions. Throws std::runtime_error where there is no driver, or one older than CUDA 12.
@@ -82,10 +87,14 @@ inline const Api& api() {
       if (!symbol) throw std::runtime_error(std::string("the CUDA driver is too old: it has no ") + name);
       slot = reinterpret_cast<std::remove_reference_t<decltype(slot)>>(symbol);
     };
+    auto load_if_there = [&](auto& slot, const char* name) {
+      slot = reinterpret_cast<std::remove_reference_t<decltype(slot)>>(dlsym(library, name));
+    };
     load(a.init, "cuInit");
     load(a.get_error_string, "cuGetErrorString");
     load(a.primary_context_retain, "cuDevicePrimaryCtxRetain");
     load(a.context_set_current, "cuCtxSetCurrent");
+    load(a.context_synchronize, "cuCtxSynchronize");
     load(a.stream_create, "cuStreamCreate");
     load(a.stream_destroy, "cuStreamDestroy_v2");
     load(a.stream_begin_capture, "cuStreamBeginCapture_v2");
@@ -106,6 +115,8 @@ inline const Api& api() {
     load(a.kernel_function, "cuKernelGetFunction");
     load(a.function_attribute, "cuFuncGetAttribute");
     load(a.occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+    load_if_there(a.function_name, "cuFuncGetName");
+    load_if_there(a.kernel_name, "cuKernelGetName");
     return a;
   }();
   return instance;
