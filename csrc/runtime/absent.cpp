@@ -2,6 +2,10 @@
 // torch. Compiled alone, by the host compiler, in place of the other files of this folder.
 #include "runtime/gemm.h"
 
+#ifndef CUDAL2_BUILD_INFO
+#define CUDAL2_BUILD_INFO "fallback-only: built without nvcc"
+#endif
+
 namespace cudal2 {
 
 const std::vector<const KernelInfo*>& kernels() {
@@ -11,7 +15,7 @@ const std::vector<const KernelInfo*>& kernels() {
 
 const KernelInfo* find_kernel(const std::string&) { return nullptr; }
 
-const char* build_info() { return "fallback-only: built without nvcc"; }
+const char* build_info() { return CUDAL2_BUILD_INFO; }
 
 void set_plan_directory(const std::string&) {}
 

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "runtime/gemm.h"
+#include "runtime/registry.h"
 
 namespace cudal2 {
 namespace {
@@ -19,7 +20,8 @@ void check(cudaError_t error, int device) {
 Device query(int device) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device), device);
-  return {properties.name, properties.major * 10 + properties.minor, properties.multiProcessorCount};
+  const int arch = properties.major * 10 + properties.minor;
+  return {properties.name, arch, properties.multiProcessorCount, compiled_for(arch)};
 }
 
 }  // namespace
@@ -33,8 +35,6 @@ const Device& device_properties(int device) {
   std::call_once(known[device], [device] { devices[device] = query(device); });
   return devices[device];
 }
-
-int device_arch(int device) { return device_properties(device).arch; }
 
 int current_device() {
   int device = -1;

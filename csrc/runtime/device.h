@@ -9,12 +9,11 @@ struct Device {
   std::string name;
   int arch = 0;  // 90 = compute capability 9.0
   int sm_count = 0;
+  bool runnable = false;  // this build has code for it
 };
 
 // Throws std::runtime_error if there is no such device.
 const Device& device_properties(int device);
-int device_arch(int device);  // lock-free once known
-
 constexpr int kMaxDevices = 64;
 
 }  // namespace cudal2

@@ -123,10 +123,11 @@ int launch_wmma(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmAr
 }
 
 const char* unsupported(const KernelInfo& kernel, const GemmArgs& args, int device) {
-  const int arch = device_arch(device);
+  const Device& target = device_properties(device);
   const auto misaligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 != 0; };
-  if (arch < kernel.min_arch || arch > kernel.max_arch)
+  if (!target.runnable || target.arch < kernel.min_arch || target.arch > kernel.max_arch) {
     return "the kernel is not compiled for this device's architecture";
+  }
   if (args.dtype != kernel.dtype) return "dtype: the kernel is of the other half-precision type";
   if (args.layout != kernel.layout) return "layout: the kernel expects B stored the other way";
   if (args.m < 1 || args.n < 1 || args.k < 1) return "shape: M, N and K must be at least 1";

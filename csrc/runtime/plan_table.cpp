@@ -237,7 +237,7 @@ std::unique_ptr<Loaded> load(int device) {
     loaded->status.tuned = same;
   }
   std::vector<std::pair<Key, Plan>> plans;
-  if (!kernels().empty() && !loaded->status.table.empty()) plans = read_plans(loaded->status.table, properties.arch);
+  if (properties.runnable && !loaded->status.table.empty()) plans = read_plans(loaded->status.table, properties.arch);
   loaded->table = std::make_unique<Table>(plans);
   loaded->status.plans = static_cast<int>(loaded->table->size());
   return loaded;

@@ -2,6 +2,7 @@
 #include "runtime/registry.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <unordered_map>
 
@@ -42,6 +43,21 @@ const KernelInfo* find_kernel(const std::string& name) {
   }();
   const auto found = by_name.find(name);
   return found == by_name.end() ? nullptr : found->second;
+}
+
+// Machine code of sm_80 runs on 8.0 to 8.9, of sm_90a on 9.0 alone; PTX of compute_90 on 9.0 and all later ones.
+bool compiled_for(int arch) {
+  const std::string info = build_info();
+  for (const char* kind : {"sm_", "compute_"}) {
+    for (size_t at = info.find(kind); at != std::string::npos; at = info.find(kind, at + 1)) {
+      char* end = nullptr;
+      const int number = static_cast<int>(std::strtol(info.c_str() + at + std::strlen(kind), &end, 10));
+      const bool exact = *end == 'a' || *end == 'f';
+      const bool ptx = kind[0] == 'c';
+      if (number == arch || (!exact && number < arch && (ptx || number / 10 == arch / 10))) return true;
+    }
+  }
+  return false;
 }
 
 const char* build_info() { return CUDAL2_BUILD_INFO; }

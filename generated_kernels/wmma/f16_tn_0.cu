@@ -11,8 +11,6 @@ const KernelInfo kEntries[] = {
     wmma_entry<WmmaConfig<f16, Layout::tn, 16, 64, 64, 4, 1, 4, 1>>("wmma_f16_tn_16x64x64_s4_w1x4k1"),
     wmma_entry<WmmaConfig<f16, Layout::tn, 32, 32, 64, 2, 2, 2, 1>>("wmma_f16_tn_32x32x64_s2_w2x2k1"),
     wmma_entry<WmmaConfig<f16, Layout::tn, 32, 32, 64, 4, 2, 2, 2>>("wmma_f16_tn_32x32x64_s4_w2x2k2"),
-    wmma_entry<WmmaConfig<f16, Layout::tn, 32, 64, 64, 4, 2, 2, 1>>("wmma_f16_tn_32x64x64_s4_w2x2k1"),
-    wmma_entry<WmmaConfig<f16, Layout::tn, 64, 64, 64, 3, 2, 2, 1>>("wmma_f16_tn_64x64x64_s3_w2x2k1"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 
