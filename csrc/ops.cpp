@@ -456,6 +456,17 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const std::option
   run(*kernel, {static_cast<int>(group), static_cast<int>(raster), static_cast<int>(ctas), pdl}, args, va.device);
 }
 
+// planned(int device, bool bf16, int m, int n, int k) -> bool: whether a product of this size is one of ours as either
+// layout, if its operands are as the kernel needs them. cudal2/ops.py asks once per size.
+bool planned(int64_t device, bool bf16, int64_t m, int64_t n, int64_t k) {
+  const DType dtype = bf16 ? DType::bf16 : DType::f16;
+  for (const Layout layout : {Layout::nn, Layout::tn}) {
+    const Plan* plan = cudal2::find_plan(static_cast<int>(device), dtype, layout, m, n, k);
+    if (plan != nullptr && plan->use_own) return true;
+  }
+  return false;
+}
+
 // last_path() -> str. Reading it sets it back to "torch", so that a later call which never came here is not mistaken.
 std::string last_path() { return std::exchange(last_path_run, kTorch); }
 
@@ -471,6 +482,7 @@ STABLE_TORCH_LIBRARY(cudal2, library) {
   library.def(
       "gemm(Tensor a, Tensor b, Tensor(a!) out, Tensor? bias, str kernel, int group, int raster, int ctas, bool pdl) "
       "-> ()");
+  library.def("planned(int device, bool bf16, int m, int n, int k) -> bool");
   library.def("last_path() -> str");
 }
 
@@ -482,5 +494,6 @@ STABLE_TORCH_LIBRARY_IMPL(cudal2, CUDA, library) {
 
 STABLE_TORCH_LIBRARY_IMPL(cudal2, CompositeExplicitAutograd, library) {
   library.impl("gemm", TORCH_BOX(&gemm));
+  library.impl("planned", TORCH_BOX(&planned));
   library.impl("last_path", TORCH_BOX(&last_path));
 }

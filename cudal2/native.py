@@ -31,6 +31,7 @@ _load(LIBRARY)
 matmul_forward = torch.ops.cudal2.matmul_forward.default
 matmul_into = torch.ops.cudal2.matmul_into.default
 linear_forward = torch.ops.cudal2.linear_forward.default
+planned = torch.ops.cudal2.planned.default
 
 
 def deferred(error: RuntimeError) -> bool:

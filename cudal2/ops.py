@@ -6,8 +6,9 @@ autograd's dispatch keys: a Python autograd kernel would cost 7-10 µs. It diffe
 called is decided here, in half a microsecond. With gradients the call goes to the public op
 `torch.ops.cudal2.matmul`, whose Python implementation (autograd.py) is made of differentiable pieces; so
 torch.compile, torch.export and whoever calls the op directly get gradients too, and compiled graphs, of inference and
-training alike, hold the C++ op. Whatever has no tuned kernel anyway (CPU, batched B, tensor subclasses, forward-mode
-AD) is torch's own call, with its result or its error.
+training alike, hold the C++ op. Whatever has no tuned kernel anyway (CPU, batched B, a size without a plan, tensor
+subclasses, forward-mode AD) is torch's own call, with its result or its error; the sizes met so far are remembered
+here, since to find out in C++ costs a second way through the dispatcher.
 
     matmul: no gradient wanted --> matmul_forward (C++: plan and launch, else aten::matmul)
             gradient wanted    --> torch.ops.cudal2.matmul --> MatMul, whose forward is matmul_forward
@@ -16,16 +17,24 @@ AD) is torch's own call, with its result or its error.
 
 from __future__ import annotations
 
+import math
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-from cudal2.native import deferred, linear_forward, matmul_forward, matmul_into
+from cudal2.native import deferred, linear_forward, matmul_forward, matmul_into, planned
 
 _PLAIN = (Tensor, Parameter)
 """Types whose instances are just data. Subclasses have their own idea of torch.matmul: they go to torch."""
+
+_tuned: dict[tuple[Any, ...], bool] = {}
+"""Whether a product has a plan of ours, by the shapes that make it, dtype and device."""
+_MOST_SIZES = 8192
 
 _differentiable_matmul = torch.ops.cudal2.matmul.default
 _differentiable_linear = torch.ops.cudal2.linear.default
@@ -57,6 +66,11 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor
     ):
         if torch.is_grad_enabled() and (input.requires_grad or other.requires_grad):
             return _differentiable_matmul(input, other)
+        if not is_compiling():
+            key = (input.shape, other.shape, input.dtype, input.get_device())
+            tuned = _tuned[key] if key in _tuned else _look_up(key, other.shape)
+            if not (tuned or torch.is_autocast_enabled("cuda")):  # the op sees what autocast makes of it
+                return torch.matmul(input, other)
         try:
             return matmul_forward(input, other)
         except RuntimeError as error:
@@ -91,12 +105,28 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
         ):
             return _differentiable_linear(input, weight, bias)
+        if not is_compiling():
+            key = (input.shape, weight.shape, input.dtype, input.get_device(), "linear")
+            tuned = _tuned[key] if key in _tuned else _look_up(key, weight.shape[::-1])
+            if not (tuned or torch.is_autocast_enabled("cuda")):  # the op sees what autocast makes of it
+                return F.linear(input, weight, bias)
         try:
             return linear_forward(input, weight, bias)
         except RuntimeError as error:
             if not deferred(error):
                 raise
     return F.linear(input, weight, bias)
+
+
+def _look_up(key: tuple[Any, ...], b: torch.Size) -> bool:
+    """The entry of `_tuned` for `key`; `b` is the second factor's shape, K x N."""
+    a, dtype, device = key[0], key[2], key[3]
+    fits = dtype in (torch.float16, torch.bfloat16) and len(a) > 0 and a[-1] == b[0]
+    found = fits and planned(device, dtype == torch.bfloat16, math.prod(a[:-1]), b[1], b[0])
+    if len(_tuned) >= _MOST_SIZES:  # sizes that keep changing: start anew rather than grow
+        _tuned.clear()
+    _tuned[key] = found
+    return found
 
 
 def _matmul_out(input: Tensor, other: Tensor, out: Tensor) -> Tensor:

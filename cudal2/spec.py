@@ -178,8 +178,8 @@ class KernelSpec:
         registers = {1: 255, 2: 224, 3: 160}[self.consumers]
         if self.accumulator_registers + 32 > registers or (self.consumers == 3 and self.bn > 192):
             return f"{self.accumulator_registers} accumulator registers do not fit {self.threads} threads"
-        if not 1 <= self.cluster_size <= 8:
-            return f"cluster of {self.cluster_size} CTAs; expected 1 to 8"
+        if not 1 <= self.cluster_size <= 8 and self.cluster_size != 16:
+            return f"cluster of {self.cluster_size} CTAs; expected 1 to 8, or 16"
         if self.bm % (8 * self.cluster_n):
             return f"cluster_n={self.cluster_n}: slices of A need 8-row alignment"
         b_rows = self.bn if self.layout == "tn" else self.bk

@@ -196,7 +196,9 @@ class Session:
 
     def behaviour(self, subject: Subject, shape: Shape | None = None) -> None:
         """Check launches that differ in context only: they must give the bits that a plain launch gives."""
-        shape = shape or Shape(520, 776, 648)
+        spec = KernelSpec.parse(subject.kernel)
+        least = (spec.split - 1) * spec.bk + 8  # each CTA of the split has something to do, whichever of N and K it is
+        shape = shape or Shape(520, max(776, least), max(648, least))
         for what, runs_alike in (
             ("a chain under programmatic dependent launch", self._pdl_chain),
             ("a side stream", self._side_stream),

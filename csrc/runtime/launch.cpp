@@ -54,8 +54,11 @@ cudaError_t launch_grid(const KernelInfo& kernel, const LaunchKnobs& knobs, int 
 cudaError_t prepare(const KernelInfo& kernel) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
-  const cudaError_t error =
+  cudaError_t error =
       cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
+  if (error == cudaSuccess && kernel.cluster_m * kernel.cluster_n * kernel.split > 8) {
+    error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
   cudaThreadExchangeStreamCaptureMode(&mode);
   return error;
 }

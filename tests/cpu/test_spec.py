@@ -60,7 +60,7 @@ def test_parse_rejects_a_name_that_is_not_canonical() -> None:
         ({"consumers": 4, "bm": 256, "stages": 2}, "1 to 3"),
         ({"schedule": "ping", "bn": 128, "consumers": 1}, "ping"),
         ({"schedule": "ping", "bn": 128, "split": 2}, "ping"),
-        ({"split": 8}, "cluster of 16"),
+        ({"split": 6}, "cluster of 12"),
         ({"bn": 72, "cluster_m": 2}, "8-row"),
     ],
 )

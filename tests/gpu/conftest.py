@@ -15,6 +15,7 @@ import torch
 
 import cudal2
 from cudal2 import plans, tools
+from cudal2.spec import KernelSpec
 
 SHAPES = [
     *itertools.product((1, 2, 16, 32, 64, 77, 128, 256), (8, 32, 64, 128, 256), (32, 64, 128, 256, 512)),
@@ -37,6 +38,12 @@ def _kernels(dtype: str, layout: str, table: plans.Table) -> list[str]:
     ]
     names = compiled or used
     return names[:: -(-len(names) // 8)] if names else []
+
+
+def _splits(name: str, k: int) -> bool:
+    """Whether each CTA of the kernel's split has a block of K."""
+    spec = KernelSpec.parse(name)
+    return -(-k // spec.bk) >= spec.split
 
 
 def _real_table() -> plans.Table:
@@ -64,7 +71,8 @@ def forced_plans(tmp_path_factory: pytest.TempPathFactory) -> Iterator[bool]:
         for number, shape in enumerate(SHAPES if kernels else []):
             key = plans.Key(dtype, layout, *shape)
             knobs = plans.Knobs(group=1 + number % 8, raster=number % 2, pdl=number % 3 == 0)
-            forced = plans.Plan(key, kernels[number % len(kernels)], knobs, 1.0, 1.0)
+            able = [name for name in kernels if _splits(name, key.k)]
+            forced = plans.Plan(key, able[number % len(able)], knobs, 1.0, 1.0)
             table.plans[key] = dataclasses.replace(forced, use="cublas") if shape == CUBLAS else forced
     folder = tmp_path_factory.mktemp("plans")
     plans.write(folder / f"{plans.slug(table.gpu)}.csv", table)
