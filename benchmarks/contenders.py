@@ -1,179 +1,188 @@
-"""What is compared, for one problem: torch, cuBLAS and cuBLASLt as baselines, cudal2 as dispatched, its kernel alone.
+"""What is compared: torch, cuBLAS and cuBLASLt as baselines, cudal2 as dispatched, and its kernels alone.
 
-A contender gives a call for device modes, which queues one GEMM on given operands into their output. `Host` modes time
-the calls that a user makes, allocation included: see HOST.
+    torch           torch.matmul as users call it, allocating its output (torch_again: the same once more, for noise)
+    cublas          cublasGemmEx, fp32 compute
+    lt_heuristic    cuBLASLt's first suggestion
+    lt_autotune     the fastest of up to 100 of cuBLASLt's suggestions
+    tunableop       torch.matmul under TunableOp, where the installed torch has it on CUDA
+    cudal2          cudal2.matmul as users call it (cudal2_again: the same once more, for noise)
+    own             the plan's kernel, whatever dispatch would run, without programmatic dependent launch
+    own_pdl         the same with it
+
+All but torch, tunableop and cudal2 are prepared calls in C (csrc/calls.h, csrc/cublas.h): in the wall-clock modes they
+cost what they cost a C program, but for one cheap call from Python. With the suffix _c even that falls away.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
 import cudal2
+from benchmarks.guard import Call
 from cudal2 import plans
 from cudal2.plans import Key, Plan
 from cudal2.search import cublaslt
-from cudal2.search.measure import Operands, Stopwatch, launches_for
-
-Call = Callable[[Operands], None]
+from cudal2.search.measure import Operands, Stopwatch, native_knobs
 
 BASELINES = ("torch", "torch_again", "cublas", "lt_heuristic", "lt_autotune", "tunableop")
-OWN = ("cudal2", "own", "own_pdl")
-ALL = (*BASELINES, *OWN)
-DEFAULT = tuple(name for name in ALL if name != "tunableop")
-"""torch_again is torch a second time: their difference is the noise of the run."""
+OWN = ("cudal2", "cudal2_again", "own", "own_pdl")
+IN_C = ("own_c", "cublas_c", "lt_heuristic_c", "lt_autotune_c")
+"""Prepared calls that are queued and timed in C altogether; in the wall-clock modes only."""
+ALL = (*BASELINES, *OWN, *IN_C)
 
-HOST = {"torch": torch.matmul, "torch_again": torch.matmul, "cudal2": cudal2.matmul}
-"""What the wall-clock modes call: cuBLAS through ctypes would be timed with ctypes' own overhead."""
+_DEVICE = ("torch", "cublas", "lt_heuristic", "lt_autotune", "tunableop", "cudal2", "cudal2_again", "own", "own_pdl")
+DEFAULTS = {
+    "graph": _DEVICE,
+    "isolated": _DEVICE,
+    "cold": _DEVICE,
+    "offline": tuple(name for name in ALL if name not in ("torch_again", "tunableop", "own_pdl")),
+    "server": ("torch", "cublas", "lt_heuristic", "lt_autotune", "cudal2", "own"),
+    "overhead": ("torch", "torch_again", "cublas", "lt_heuristic", "cudal2", "cudal2_again", "own"),
+}
+"""By mode: what takes part unless --contenders says otherwise."""
+
+MOST_WRONG = 4
+"""So many of autotuning's favourites may be wrong before the contender is."""
 
 
 class Skipped(Exception):
     """A contender that cannot take part; the message says why."""
 
 
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute a product. `make` prepares it for operands: a call that queues it on torch's current stream.
+
+    A call returns the output that it allocated, or None where it wrote `operands.c`. `ran`: what it runs, where known.
+    """
+
+    name: str
+    layout: str
+    make: Callable[[Operands], Call]
+    ran: str = ""
+    strict: bool = False
+
+    def bind(self, operands: Operands) -> Call:
+        return self.make(operands)
+
+
+def plain_name(name: str) -> str:
+    """A contender's name without the suffix for being called from C."""
+    return name.removesuffix("_c") if name in IN_C else name
+
+
 @dataclass
 class Field:
-    """Makes contenders for problems on one device."""
+    """Makes contenders for problems on one device, on the timing stream."""
 
     watch: Stopwatch
     table: plans.Table | None
-    lt: cublaslt.Handle
+    lt_busy_us: float = 0.0
+    """Device time that autotuning cuBLASLt has taken."""
 
-    def call(self, name: str, operands: Operands) -> tuple[Call, str]:
-        """A contender's call and what it runs (a kernel's name, where known). Raises Skipped."""
+    def candidates(self, name: str, operands: Operands, us: float) -> Iterator[Contender]:
+        """A contender, or several of which the first right one counts, the fastest first. Raises Skipped.
+
+        `us`: about what the product takes.
+        """
         if name in ("torch", "torch_again"):
-            return _matmul, ""
-        if name == "tunableop":
-            return _tunable(), ""
-        if name == "cublas":
-            return functools.partial(_cublas().gemm, self.watch.stream.cuda_stream), ""
-        if name in ("lt_heuristic", "lt_autotune"):
-            return self._lt(operands, tune=name == "lt_autotune"), ""
-        if name == "cudal2":
-            return self._dispatch(operands)
-        return self._own(operands, pdl=name == "own_pdl")
+            yield Contender(name, operands.layout, _torch)
+        elif name == "tunableop":
+            _require_tunableop()
+            yield Contender(name, operands.layout, _tunable)
+        elif name == "cublas":
+            blas = _blas()
+            yield Contender(name, operands.layout, lambda o: blas.call(o, self._stream))
+        elif name in ("lt_heuristic", "lt_autotune"):
+            yield from self._lt(name, operands, us)
+        elif name in ("cudal2", "cudal2_again"):
+            cudal2.last_path()  # forget what ran before
+            cudal2.matmul(operands.a, operands.b)
+            yield Contender(name, operands.layout, _cudal2, cudal2.last_path(), strict=True)
+        else:
+            yield self._own(name, operands)
+
+    @property
+    def _stream(self) -> int:
+        return self.watch.stream.cuda_stream
 
     def plan(self, operands: Operands) -> Plan:
         """The problem's plan. Raises Skipped."""
         plan = self.table.plans.get(Key(operands.dtype, operands.layout, *operands.shape)) if self.table else None
         if plan is None:
-            raise Skipped("no plan for this shape")
+            raise Skipped("no plan for some shapes" if self.table else "no plan table for this GPU")
         return plan
 
-    def _own(self, operands: Operands, pdl: bool) -> tuple[Call, str]:
+    def _own(self, name: str, operands: Operands) -> Contender:
         plan = self.plan(operands)
-        knobs = replace(plan.knobs, pdl=pdl)
+        knobs = native_knobs(replace(plan.knobs, pdl=name == "own_pdl"))
 
-        def gemm(o: Operands) -> None:
-            torch.ops.cudal2.gemm(o.a, o.b, o.c, None, plan.kernel, knobs.group, knobs.raster, knobs.ctas, knobs.pdl)
+        def make(o: Operands) -> Call:
+            return self.watch.timer.prepare(plan.kernel, knobs, o.gemm(), self._stream)
 
-        return gemm, plan.kernel
+        return Contender(name, operands.layout, make, plan.kernel, strict=True)
 
-    def _dispatch(self, operands: Operands) -> tuple[Call, str]:
-        def matmul(o: Operands) -> None:
-            cudal2.matmul(o.a, o.b, out=o.c)
-
-        cudal2.last_path()  # forget what ran before
-        matmul(operands)
-        return matmul, cudal2.last_path()
-
-    def _lt(self, operands: Operands, tune: bool) -> Call:
+    def _lt(self, name: str, operands: Operands, us: float) -> Iterator[Contender]:
         try:
-            problem = cublaslt.Problem(self.lt, operands)
-            choice = 0
+            tune = name == "lt_autotune"
+            problem = cublaslt.Problem(_lt(), operands, most=cublaslt.MOST_SUGGESTIONS if tune else 1)
+            order, of = [0], ""
             if tune:
-                us = self.watch.medians({"torch": self.watch.matmul(operands, 5)}, 1)["torch"]
-                choice = cublaslt.autotune(problem, self.watch, launches_for(us, most=8))
+                ranking = cublaslt.autotune(problem, self.watch, us)
+                self.lt_busy_us += ranking.busy_us
+                order, of = list(ranking.order[:MOST_WRONG]), f" of {ranking.tried}"
         except cublaslt.LtError as error:
             raise Skipped(str(error)) from error
-        suggestion = problem.suggestions[choice]
-        launchers: dict[int, Callable[[int], None]] = {}
 
-        def matmul(o: Operands) -> None:
-            launch = launchers.get(id(o))
-            if launch is None:
-                launch = launchers[id(o)] = problem.launcher(suggestion, self.watch.stream, o)
-            launch(0)
+        for index in order:
 
-        return matmul
+            def make(o: Operands, index: int = index) -> Call:
+                return problem.call(index, self._stream, o)
+
+            yield Contender(name, operands.layout, make, f"suggestion {index}{of}")
 
 
-def _matmul(operands: Operands) -> None:
-    torch.matmul(operands.a, operands.b, out=operands.c)
+def _torch(operands: Operands) -> Call:
+    return functools.partial(torch.matmul, operands.a, operands.b)
 
 
-def _tunable() -> Call:
-    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
-    if version < (2, 14):
-        raise Skipped(f"TunableOp has no CUDA backend in torch {torch.__version__}; from 2.14 on")
+def _cudal2(operands: Operands) -> Call:
+    return functools.partial(cudal2.matmul, operands.a, operands.b)
 
-    def matmul(operands: Operands) -> None:
+
+def _tunable(operands: Operands) -> Call:
+    def matmul() -> torch.Tensor:
         torch.cuda.tunable.enable(True)
         try:
-            _matmul(operands)
+            return torch.matmul(operands.a, operands.b)
         finally:
             torch.cuda.tunable.enable(False)
 
+    matmul()  # tunes
     return matmul
 
 
-class _Cublas:
-    """cublasGemmEx with fp32 compute, through ctypes. Row-major C = A @ B is column-major C^T = B^T @ A^T."""
-
-    _TYPES = {"f16": 2, "bf16": 14}
-    _COMPUTE_32F, _DEFAULT_ALGORITHM = 68, -1
-
-    def __init__(self) -> None:
-        assert torch.version.cuda is not None
-        self._library = ctypes.CDLL(f"libcublas.so.{torch.version.cuda.split('.')[0]}")
-        self._handle = ctypes.c_void_p()
-        self._check(self._library.cublasCreate_v2(ctypes.byref(self._handle)), "cublasCreate")
-        self._workspace = torch.empty(cublaslt.WORKSPACE_BYTES, dtype=torch.uint8, device="cuda")
-        self._one, self._zero = ctypes.c_float(1), ctypes.c_float(0)
-
-    def gemm(self, stream: int, operands: Operands) -> None:
-        m, n, k = operands.shape
-        transposed = operands.layout == "tn"
-        kind = ctypes.c_int(self._TYPES[operands.dtype])
-        pitch_b = operands.b.stride(1) if transposed else operands.b.stride(0)
-        library = self._library
-        self._check(library.cublasSetStream_v2(self._handle, ctypes.c_void_p(stream)), "cublasSetStream")
-        workspace = ctypes.c_void_p(self._workspace.data_ptr())
-        size = ctypes.c_size_t(cublaslt.WORKSPACE_BYTES)
-        self._check(library.cublasSetWorkspace_v2(self._handle, workspace, size), "cublasSetWorkspace")
-        status = library.cublasGemmEx(
-            self._handle,
-            ctypes.c_int(1 if transposed else 0),
-            ctypes.c_int(0),
-            ctypes.c_int(n),
-            ctypes.c_int(m),
-            ctypes.c_int(k),
-            ctypes.byref(self._one),
-            ctypes.c_void_p(operands.b.data_ptr()),
-            kind,
-            ctypes.c_int(pitch_b),
-            ctypes.c_void_p(operands.a.data_ptr()),
-            kind,
-            ctypes.c_int(operands.a.stride(0)),
-            ctypes.byref(self._zero),
-            ctypes.c_void_p(operands.c.data_ptr()),
-            kind,
-            ctypes.c_int(operands.c.stride(0)),
-            ctypes.c_int(self._COMPUTE_32F),
-            ctypes.c_int(self._DEFAULT_ALGORITHM),
-        )
-        self._check(status, "cublasGemmEx")
-
-    @staticmethod
-    def _check(status: int, what: str) -> None:
-        if status != 0:
-            raise Skipped(f"{what}: cuBLAS status {status}")
+def _require_tunableop() -> None:
+    version = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if version < (2, 14):
+        raise Skipped(f"TunableOp has no CUDA backend in torch {torch.__version__}; from 2.14 on")
+    torch.cuda.tunable.set_filename(str(Path(tempfile.gettempdir()) / "cudal2_tunableop.csv"))
 
 
 @functools.cache
-def _cublas() -> _Cublas:
-    return _Cublas()
+def _blas() -> cublaslt.Blas:
+    try:
+        return cublaslt.Blas()
+    except cublaslt.LtError as error:
+        raise Skipped(str(error)) from error
+
+
+@functools.cache
+def _lt() -> cublaslt.Handle:
+    return cublaslt.Handle()

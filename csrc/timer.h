@@ -102,20 +102,6 @@ class Timer {
     return end(launches);
   }
 
-  // `launches` prepared calls in turn. They must be prepared for this timer's stream.
-  std::shared_ptr<Graph> capture_calls(const std::vector<CallPtr>& calls, int launches) {
-    if (calls.empty()) throw py::value_error("calls is empty; at least one");
-    if (launches < 1) throw py::value_error("launches=" + std::to_string(launches) + "; at least 1");
-    begin();
-    try {
-      for (int i = 0; i < launches; ++i) calls[i % calls.size()]->queue();
-    } catch (...) {
-      abort();
-      throw;
-    }
-    return end(launches);
-  }
-
   CallPtr prepare(const std::string& name, const LaunchKnobs& knobs, const GemmArgs& args, uintptr_t stream) const {
     const KernelInfo& kernel = kernel_named(name);
     if (const char* reason = unsupported(kernel, args, device_)) throw py::value_error(name + ": " + reason);

@@ -163,7 +163,6 @@ PYBIND11_MODULE(_tools, m) {
       .def("abort", &Timer::abort)
       .def("end", &Timer::end, py::arg("launches"))
       .def("capture", &Timer::capture, py::arg("kernel"), py::arg("knobs"), py::arg("problems"), py::arg("launches"))
-      .def("capture_calls", &Timer::capture_calls, py::arg("calls"), py::arg("launches"))
       .def("prepare", &Timer::prepare, py::arg("kernel"), py::arg("knobs"), py::arg("gemm"), py::arg("stream"))
       .def("occupancy", &Timer::occupancy, py::arg("kernel"), py::arg("knobs"), py::arg("gemm"))
       .def("race", &Timer::race, py::arg("graphs"), py::arg("order"), py::arg("timeout_s") = 30.0)

@@ -72,10 +72,16 @@ def normal(shape: Shape, dtype: torch.dtype, source: torch.Generator, pad: int =
 
 def zero_one(shape: Shape, dtype: torch.dtype, source: torch.Generator) -> Inputs:
     """0/1 operands so sparse that sums of products stay well below LARGEST_SUM: 512 on average for a large K."""
+    a, b = zero_one_factors(shape, dtype, source)
+    return Inputs(a, b, _transposed(b, 0))
+
+
+def zero_one_factors(shape: Shape, dtype: torch.dtype, source: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+    """a [M,K] and b [K,N] of `zero_one`, both row-major."""
     share = min(0.5, (512 / shape.k) ** 0.5)
     a = torch.empty(shape.m, shape.k, dtype=dtype, device=source.device).bernoulli_(share, generator=source)
     b = torch.empty(shape.k, shape.n, dtype=dtype, device=source.device).bernoulli_(share, generator=source)
-    return Inputs(a, b, _transposed(b, 0))
+    return a, b
 
 
 def exact_product(inputs: Inputs) -> torch.Tensor:

@@ -103,6 +103,8 @@ class Stopwatch:
         self.timer = tools.require().Timer(device)
         self.stream = torch.cuda.ExternalStream(self.timer.stream, device=torch.device("cuda", device))
         self.sms = torch.cuda.get_device_properties(device).multi_processor_count
+        self.busy_us = 0.0
+        """Device time of all races so far."""
         self._random = random.Random(seed)
 
     def scope(self) -> AbstractContextManager[Any]:
@@ -137,24 +139,37 @@ class Stopwatch:
         """A graph of torch.matmul on the operands."""
         return self.calls(lambda _: torch.matmul(operands.a, operands.b, out=operands.c), launches)
 
-    def race(self, graphs: Mapping[K, Any], rounds: int, timeout_s: float = 30.0) -> dict[K, list[float]]:
+    def race(
+        self, graphs: Mapping[K, Any], rounds: int, timeout_s: float = 30.0, before: Any = None
+    ) -> dict[K, list[float]]:
         """µs per launch of each replay, by contender: `rounds` replays each, in a new random order every round.
 
-        Raises RuntimeError on a kernel's own error, or if the device does not finish in time.
+        `before` is a graph to replay, untimed, before each of them. Raises RuntimeError on a kernel's own error, or if
+        the device does not finish in time.
         """
         names = list(graphs)
         order: list[int] = []
         for _ in range(rounds):
             order += self._random.sample(range(len(names)), len(names))
+        natives = [graphs[name] for name in names]
+        replayed = order
+        if before is not None:
+            natives.append(before)
+            replayed = [index for contender in order for index in (len(names), contender)]
         times: dict[K, list[float]] = {name: [] for name in names}
-        measured = self.timer.race([graphs[name] for name in names], order, timeout_s)
-        for index, us in zip(order, measured, strict=True):
-            times[names[index]].append(us)
+        for index, us in zip(replayed, self.timer.race(natives, replayed, timeout_s), strict=True):
+            if index < len(names):
+                times[names[index]].append(us)
+            self.busy_us += us * natives[index].launches
         return times
 
     def medians(self, graphs: Mapping[K, Any], rounds: int) -> dict[K, float]:
         """The median of `race` by contender."""
         return {name: statistics.median(times) for name, times in self.race(graphs, rounds).items()}
+
+    def replay(self, graph: Any) -> None:
+        """Queue one replay of a graph, untimed."""
+        self.timer.replay(graph)
 
     def synchronize(self, timeout_s: float = 30.0) -> None:
         """Wait for the timing stream. Raises RuntimeError as `race` does."""
@@ -174,6 +189,7 @@ def provenance(device: int = 0) -> dict[str, str]:
         "sms": str(properties.multi_processor_count),
         "date": _date(),
         "torch": torch.__version__,
+        "cuda": torch.version.cuda or "none",
         "cublas": _cublas_version(),
         "driver": _driver_version(),
         "commit": _commit(),
@@ -191,7 +207,7 @@ def _cublas_version() -> str:
 
     try:
         return cublaslt.version()
-    except OSError:
+    except cublaslt.LtError:
         return "unknown"
 
 

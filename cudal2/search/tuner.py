@@ -223,11 +223,13 @@ class _Run:
         assert self.tuner.lt is not None
         try:
             problem = cublaslt.Problem(self.tuner.lt, self.operands)
-            fastest = cublaslt.autotune(problem, self.watch, min(launches, 8))
-            chosen = {LT: problem.suggestions[fastest], LT_HEURISTIC: problem.suggestions[0]}
-            launchers = {name: problem.launcher(choice, self.watch.stream) for name, choice in chosen.items()}
-            return {name: self.watch.calls(run, launches) for name, run in launchers.items()}
-        except cublaslt.LtError as error:
+            seen = [entry.us for entry in self.tuner.entries if entry.us is not None]
+            fastest = cublaslt.autotune(problem, self.watch, min(seen, default=1.0)).order[0]
+            return {
+                name: cublaslt.graphs(problem, self.watch, [index], launches)[index]
+                for name, index in ((LT, fastest), (LT_HEURISTIC, 0))
+            }
+        except (cublaslt.LtError, KeyError) as error:
             self.refuse(LT, "final", str(error))
             return {}
 

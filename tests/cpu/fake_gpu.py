@@ -1,9 +1,12 @@
-"""A GPU for the search's tests: kernels "run" on the CPU, and take the time that the cost model gives them."""
+"""A GPU for the tests of search and benchmarks: kernels "run" on the CPU, and take the time that the cost model gives
+them; cuBLASLt has five suggestions, whose times LT_US says."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import random
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,11 +14,14 @@ import pytest
 import torch
 
 from cudal2 import tools
-from cudal2.search import cost, measure
+from cudal2.problem import TORCH_DTYPES
+from cudal2.search import cost, cublaslt, measure
 from cudal2.shapes import Shape
 from cudal2.spec import DTYPES, LAYOUTS, KernelSpec
 
 TORCH_US = 5.0
+BLAS_US = 4.5
+LT_US = [4.0, 3.5, 9.0, 3.0, 8.0]
 
 SPECS = [
     KernelSpec.parse(name)
@@ -45,6 +51,9 @@ class FakeGpu:
         self.crashing: set[str] = set()
         self.refusing: set[str] = set()
         self.us: dict[str, float] = {}
+        self.wrong_suggestions: set[int] = set()
+        self.queued_us = TORCH_US
+        self.spacers = 0
         self.captured: list[tuple[str, Any, int]] = []
         self.raced: list[int] = []
         self.operands: measure.Operands | None = None
@@ -57,6 +66,28 @@ class FakeGpu:
 
     def Knobs(self, **fields: Any) -> Any:
         return SimpleNamespace(**fields)
+
+    def prepare(self, kernel: str, knobs: Any, gemm: Any, stream: int) -> Callable[[], None]:
+        if kernel in self.refusing:
+            raise ValueError(f"{kernel}: pitch")
+        us = self.us.get(kernel) or cost.predict_us(KernelSpec.parse(kernel), Shape(gemm.m, gemm.n, gemm.k))
+        return self._call(gemm, us, kernel in self.wrong)
+
+    def Blas(self, library: str, workspace: int, workspace_bytes: int) -> Any:
+        return SimpleNamespace(prepare=lambda gemm, stream: self._call(gemm, BLAS_US))
+
+    def Lt(self, library: str, workspace: int, workspace_bytes: int) -> Any:
+        return object()
+
+    def LtProblem(self, lt: Any, gemm: Any, most: int) -> Any:
+        return FakeSuggestions(self, min(most, len(LT_US)))
+
+    def _call(self, gemm: Any, us: float, wrong: bool = False) -> Callable[[], None]:
+        def call() -> None:
+            self.queued_us = us
+            multiply(gemm, wrong)
+
+        return call
 
     def kernels(self) -> list[dict[str, Any]]:
         specs = [spec.variant(dtype, layout) for spec in SPECS for dtype in DTYPES for layout in LAYOUTS]
@@ -89,16 +120,27 @@ class FakeGpu:
         if not us:
             gemm = problems[0]
             us = cost.predict_us(KernelSpec.parse(kernel), Shape(gemm.m, gemm.n, gemm.k))
-        return SimpleNamespace(kernel=kernel, us=us)
+        return SimpleNamespace(kernel=kernel, us=us, launches=launches)
 
     def begin(self) -> None:
         pass
 
     def end(self, launches: int) -> Any:
-        return SimpleNamespace(kernel="torch", us=TORCH_US)
+        return SimpleNamespace(kernel="torch", us=TORCH_US, launches=launches)
 
     def abort(self) -> None:
         raise AssertionError("torch.matmul failed under capture")
+
+    def replay(self, graph: Any) -> None:
+        graph.again()
+
+    def wall(self, calls: list[Callable[[], None]], order: list[int], gaps_us: list[float]) -> list[float]:
+        assert len(gaps_us) in (0, len(order))
+        times = []
+        for index in order:
+            calls[index]()
+            times.append(self.queued_us)
+        return times
 
     def race(self, graphs: list[Any], order: list[int], timeout_s: float) -> list[float]:
         self.raced += order
@@ -107,15 +149,61 @@ class FakeGpu:
         return [graphs[index].us for index in order]
 
 
+class FakeSuggestions:
+    """Stands in for cudal2._tools.LtProblem."""
+
+    def __init__(self, gpu: FakeGpu, count: int):
+        self._gpu, self._count = gpu, count
+
+    def __len__(self) -> int:
+        return self._count
+
+    def prepare(self, index: int, gemm: Any, stream: int) -> Callable[[], None]:
+        return self._gpu._call(gemm, LT_US[index], index in self._gpu.wrong_suggestions)
+
+
+def multiply(gemm: Any, wrong: bool = False) -> None:
+    """What a prepared call computes: from the pointers and pitches of a Gemm, on the CPU."""
+    dtype = TORCH_DTYPES[gemm.dtype]
+
+    def matrix(pointer: int, rows: int, columns: int, pitch: int) -> torch.Tensor:
+        memory = (ctypes.c_int16 * ((rows - 1) * pitch + columns)).from_address(pointer)
+        return torch.frombuffer(memory, dtype=torch.int16).view(dtype).as_strided((rows, columns), (pitch, 1))
+
+    b = (
+        matrix(gemm.b, gemm.k, gemm.n, gemm.ldb)
+        if gemm.layout == "nn"
+        else matrix(gemm.b, gemm.n, gemm.k, gemm.ldb).t()
+    )
+    c = matrix(gemm.c, gemm.m, gemm.n, gemm.ldc)
+    c.copy_(matrix(gemm.a, gemm.m, gemm.k, gemm.lda).float() @ b.float())
+    if wrong:
+        c[-1, -1] += 10
+
+
 class FakeWatch(measure.Stopwatch):
-    """A Stopwatch on a FakeGpu, with nothing to set up."""
+    """A Stopwatch on a FakeGpu, with nothing to set up. A graph's replay makes its last call once more."""
 
     def __init__(self, gpu: FakeGpu) -> None:
         self.timer = gpu
-        self.stream = None
+        self.stream = SimpleNamespace(cuda_stream=0)
+        self.busy_us = 0.0
         self.device = 0
         self.sms = 132
         self._random = random.Random(0)
+
+    def calls(self, call: Callable[[int], object], launches: int, warm: bool = True) -> Any:
+        self.timer.queued_us = TORCH_US
+        spacers = self.timer.spacers
+        for index in range(-warm, launches):
+            call(max(0, index))
+        return SimpleNamespace(
+            kernel="call",
+            us=self.timer.queued_us,
+            launches=launches,
+            work=["fake_kernel"] * launches + ["spin_kernel"] * (self.timer.spacers - spacers),
+            again=lambda: call(launches - 1),
+        )
 
     def scope(self) -> contextlib.AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -136,7 +224,10 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(measure, "Stopwatch", lambda device, seed: FakeWatch(gpu))
     monkeypatch.setattr(measure, "provenance", lambda device=0: {"gpu": "NVIDIA H200", "arch": "9.0", "sms": "132"})
     monkeypatch.setattr(tools, "require", lambda: gpu)
+    monkeypatch.setattr(cublaslt, "library", lambda name: name)
+    monkeypatch.setattr(cublaslt, "DEVICE", "cpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: setattr(gpu, "spacers", gpu.spacers + 1))
     monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     return gpu

@@ -1,116 +1,328 @@
-"""The benchmark harness, on a fake GPU, and its report on figures that are known."""
+"""The benchmark harness, on a fake GPU: what it runs, checks, writes, and goes on with."""
 
 from __future__ import annotations
 
 import csv
 import importlib
+import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import fake_gpu
 import pytest
 import torch
-from fake_gpu import TORCH_US, FakeGpu, FakeWatch, install
+from fake_gpu import BLAS_US, LT_US, SPECS, TORCH_US, FakeGpu, FakeWatch, install
 
-from cudal2 import verify
+import cudal2
+from cudal2 import cli, plans, verify
+from cudal2.plans import Key, Knobs, Plan, Table
 from cudal2.search import cublaslt, measure
+from cudal2.shapes import Shape
 
 ROOT = Path(__file__).parents[2]
+if not (ROOT / "benchmarks").is_dir():
+    pytest.skip("the benchmarks need the source tree", allow_module_level=True)
+sys.path.append(str(ROOT))
 
-RESULTS = """\
-# gpu: NVIDIA H200
-# mode: graph
-mode,dtype,layout,m,n,k,contender,us,low_us,high_us,ran
-graph,f16,nn,64,64,64,torch,3.0,3,3,
-graph,f16,nn,64,64,64,torch_again,3.0,3,3,
-graph,f16,nn,64,64,64,lt_autotune,2.4,3,3,
-graph,f16,nn,64,64,64,cudal2,2.0,3,3,k
-graph,f16,nn,4096,4096,4096,torch,200,3,3,
-graph,f16,nn,4096,4096,4096,torch_again,202,3,3,
-graph,f16,nn,4096,4096,4096,cudal2,400,3,3,k
-graph,f16,tn,64,64,64,lt_autotune,2.2,3,3,
-graph,f16,tn,64,64,64,cudal2,2.0,3,3,k
-"""
+from benchmarks import contenders, modes, results, suites  # noqa: E402
+
+SHAPE = Shape(16, 24, 32)
+KERNELS = {"nn": SPECS[-1].variant("f16", "nn").name, "tn": SPECS[-1].name}
+OWN_US = 2.5
 
 
 @pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT))
-    return importlib.import_module("benchmarks.report")
+def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
+    fake = install(monkeypatch)
+    fake.us = dict.fromkeys(KERNELS.values(), OWN_US)
+    table = {
+        key: Plan(key, kernel, Knobs(), OWN_US, TORCH_US)
+        for layout, kernel in KERNELS.items()
+        for key in [Key("f16", layout, *SHAPE)]
+    }
+    run = importlib.import_module("benchmarks.run")
+    monkeypatch.setattr(run, "Stopwatch", lambda device, seed: FakeWatch(fake))
+    monkeypatch.setattr(verify, "table_in_use", lambda: Table({"gpu": "NVIDIA H200", "date": "2026-01-01"}, table))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(run, "_device", lambda index: torch.device("cpu"))
+    monkeypatch.setattr(run, "Clocks", FakeClocks)
+    monkeypatch.setattr(contenders, "_blas", cublaslt.Blas)
+    monkeypatch.setattr(contenders, "_lt", cublaslt.Handle)
+    return fake
 
 
-@pytest.fixture
-def results(tmp_path: Path) -> str:
-    path = tmp_path / "results.csv"
-    path.write_text(RESULTS)
-    return str(path)
+class FakeClocks:
+    def __init__(self, device: int) -> None:
+        self.sampled = 0
+
+    def sample(self) -> None:
+        self.sampled += 1
+
+    def summary(self) -> str:
+        return f"SM 1980 MHz ({self.sampled} samples)"
 
 
-class TestReport:
-    def test_speedups_and_noise(self, report: ModuleType, results: str, capsys: pytest.CaptureFixture[str]) -> None:
-        assert report.main([results]) == 0
-        out = capsys.readouterr().out
-        assert "gpu: NVIDIA H200" in out
-        assert "== graph f16 nn, 2 shapes" in out
-        line = next(line for line in out.splitlines() if line.startswith("cudal2     torch "))
-        assert line.split() == ["cudal2", "torch", "0.866", "1.000", "50.0%", "0.500", "1.500"]
-        assert "noise: geomean 0.9950" in out
-        assert "4096,4096,4096       0.500     400.00 µs" in out
-
-    def test_max_is_the_faster_layout(self, report: ModuleType, results: str) -> None:
-        _, groups = report.read([results])
-        assert groups["graph", "f16", "nn"][64, 64, 64]["lt_autotune_max"] == 2.2
-        assert groups["graph", "f16", "tn"][64, 64, 64]["lt_autotune_max"] == 2.2
-        assert "lt_autotune_max" not in groups["graph", "f16", "nn"][4096, 4096, 4096]
-
-    def test_plots(self, report: ModuleType, results: str, tmp_path: Path) -> None:
-        pytest.importorskip("matplotlib", reason="plots need matplotlib (the report extra)")
-        assert report.main([results, "--plots", str(tmp_path)]) == 0
-        assert {path.name for path in tmp_path.glob("*.png")} == {"graph-f16-nn.png", "graph-f16-tn.png"}
+def _bench(out: Path, *options: str) -> int:
+    return cli.main(["bench", "--suite", str(SHAPE), "--out", str(out), *options])
 
 
-class TestRun:
-    @pytest.fixture
-    def run(self, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-        gpu: FakeGpu = install(monkeypatch)
-        monkeypatch.syspath_prepend(str(ROOT))
-        module = importlib.import_module("benchmarks.run")
-        monkeypatch.setattr(module, "Pool", measure.Pool)
-        monkeypatch.setattr(module, "Stopwatch", lambda device, seed: FakeWatch(gpu))
-        monkeypatch.setattr(cublaslt, "Handle", object)
-        monkeypatch.setattr(verify, "table_in_use", lambda: None)
-        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
-        monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: None)
-        return module
+def _rows(out: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(line for line in out.read_text().splitlines() if not line.startswith("#")))
 
-    @pytest.mark.parametrize("mode", ["graph", "isolated", "offline", "server", "overhead"])
-    def test_rows(self, mode: str, run: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        out = tmp_path / "out.csv"
-        names = "torch,torch_again,cudal2,own"
-        options = ["--mode", mode, "--shapes", "16,24,32", "--contenders", names, "--rounds", "3", "--rate", "1000"]
-        assert run.main([*options, "--out", str(out)]) == 0
-        text = out.read_text().splitlines()
-        assert "# gpu: NVIDIA H200" in text
-        rows = list(csv.DictReader(line for line in text if not line.startswith("#")))
-        assert [(row["layout"], row["contender"]) for row in rows] == [
-            (layout, name) for layout in ("nn", "tn") for name in ("torch", "torch_again", "cudal2")
-        ]
-        assert all((row["mode"], row["m"], row["n"], row["k"]) == (mode, "16", "24", "32") for row in rows)
-        assert all(float(row["low_us"]) <= float(row["us"]) <= float(row["high_us"]) for row in rows)
-        if mode == "graph":
-            assert {float(row["us"]) for row in rows} == {TORCH_US}
-            assert {row["ran"] for row in rows if row["contender"] == "cudal2"} == {"torch"}
-        assert "skipped own: " in capsys.readouterr().err
 
-    def test_a_wrong_kernel_is_not_timed(
-        self, run: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.usefixtures("gpu")
+class TestRows:
+    @pytest.mark.parametrize("mode", ["graph", "isolated", "cold", "offline", "server", "overhead"])
+    def test_every_mode(
+        self, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        contenders = importlib.import_module("benchmarks.contenders")
-        monkeypatch.setattr(contenders.cudal2, "matmul", lambda a, b, out: out.zero_())
+        monkeypatch.setattr(modes, "Cold", FakeCold)
         out = tmp_path / "out.csv"
-        assert run.main(["--shapes", "16,24,32", "--contenders", "torch,cudal2", "--out", str(out)]) == 1
-        assert "cudal2" not in out.read_text()
-        assert "WRONG cudal2 on 16,24,32 f16 nn: max error" in capsys.readouterr().err
+        assert _bench(out, "--mode", mode, "--rounds", "3", "--qps", "1000") == 0, capsys.readouterr().err
+        rows = _rows(out)
+        expected = [name for name in contenders.DEFAULTS[mode] if name != "tunableop"]
+        assert [(row["layout"], row["contender"]) for row in rows if "_c" not in row["contender"]] == [
+            (layout, name) for layout in ("nn", "tn") for name in expected if "_c" not in name
+        ]
+        assert {row["contender"] for row in rows} == set(expected)
+        assert all((row["mode"], row["m"], row["n"], row["k"]) == (mode, *map(str, SHAPE)) for row in rows)
+        assert all(float(row["low_us"]) <= float(row["us"]) <= float(row["high_us"]) for row in rows)
+        assert {row["count"] for row in rows} == {"3"}
+        header = results.read([out]).header
+        assert header["gpu"] == "NVIDIA H200"
+        assert header["clocks"] == "SM 1980 MHz (1 samples)"
+        assert header["table"] == "gpu NVIDIA H200, date 2026-01-01"
+        if mode in modes.DEVICE:
+            assert "TunableOp has no CUDA backend" in header["skipped_tunableop"]
 
-    def test_an_unknown_contender_is_named(self, run: ModuleType, tmp_path: Path) -> None:
-        with pytest.raises(SystemExit, match="unknown fastest; expected of torch, "):
-            run.main(["--shapes", "8,8,8", "--contenders", "fastest", "--out", str(tmp_path / "out.csv")])
+    def test_figures_are_the_contenders_own(self, tmp_path: Path) -> None:
+        out = tmp_path / "out.csv"
+        assert _bench(out) == 0
+        times = {row["contender"]: float(row["us"]) for row in _rows(out) if row["layout"] == "tn"}
+        assert times == {
+            "torch": TORCH_US,
+            "cublas": BLAS_US,
+            "lt_heuristic": LT_US[0],
+            "lt_autotune": min(LT_US),
+            "cudal2": TORCH_US,
+            "cudal2_again": TORCH_US,
+            "own": OWN_US,
+            "own_pdl": OWN_US,
+        }
+        ran = {row["contender"]: row["ran"] for row in _rows(out) if row["layout"] == "tn"}
+        assert ran["own"] == KERNELS["tn"]
+        assert ran["torch"] == ran["cudal2"] == "fake_kernel"
+
+    def test_several_modes_share_the_checks(self, tmp_path: Path) -> None:
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--mode", "offline,server", "--rounds", "2", "--qps", "1000", "--layout", "tn") == 0
+        assert {row["mode"] for row in _rows(out)} == {"offline", "server"}
+        assert all(len(row["samples"].split(";")) == 2 for row in _rows(out))
+
+    def test_a_shape_without_plan_has_no_own_kernel(self, tmp_path: Path) -> None:
+        out = tmp_path / "out.csv"
+        assert cli.main(["bench", "--suite", "8,8,8", "--out", str(out)]) == 0
+        assert {row["contender"] for row in _rows(out)}.isdisjoint({"own", "own_pdl"})
+        assert results.read([out]).header["skipped_own"] == "no plan for some shapes"
+
+
+class FakeCold(modes.Cold):
+    """Two sets, whatever L2 is."""
+
+    def __init__(self, first: Any, weights_only: bool):
+        self.count, self.flushed = 2, False
+        self.sets = {layout: [operands, *self._more(operands, weights_only)] for layout, operands in first.items()}
+
+
+class TestGoingOn:
+    def test_what_is_there_is_not_measured_again(self, gpu: FakeGpu, tmp_path: Path) -> None:
+        out = tmp_path / "out.csv"
+        assert _bench(out) == 0
+        before = _rows(out)
+        gpu.us = dict.fromkeys(KERNELS.values(), 99.0)
+        assert _bench(out) == 0
+        assert _rows(out) == before
+        assert _bench(out, "--fresh") == 0
+        assert {row["us"] for row in _rows(out) if row["contender"] == "own"} == {"99.000"}
+
+    @pytest.mark.usefixtures("gpu")
+    def test_a_problem_that_was_cut_off_is_measured_again(self, tmp_path: Path) -> None:
+        shapes = tmp_path / "shapes.csv"
+        shapes.write_text("m,n,k\n16,24,32\n8,8,8\n24,16,8\n")
+        out = tmp_path / "out.csv"
+        command = ["bench", "--suite", str(shapes), "--out", str(out), "--contenders", "torch,cublas"]
+        assert cli.main(command) == 0
+        whole = _rows(out)
+        text = "".join(f"{line}\n" for line in out.read_text().splitlines() if not line.startswith("# clocks"))
+        out.write_text(text[: text.rindex("cublas") + 3])
+        assert cli.main(command) == 0
+        assert sorted(map(str, _rows(out))) == sorted(map(str, whole))
+
+    @pytest.mark.usefixtures("gpu")
+    def test_another_run_s_file_is_refused(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        out = tmp_path / "out.csv"
+        assert _bench(out) == 0
+        assert _bench(out, "--seed", "5") == 2
+        assert "its seed is '0', this one's is '5'" in capsys.readouterr().err
+
+    @pytest.mark.usefixtures("gpu")
+    def test_time_is_up(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--budget-seconds", "1e-9") == 0
+        assert _rows(out) == []
+        assert "time is up after 0 of 1 shapes" in capsys.readouterr().err
+
+
+class TestWrong:
+    def test_a_kernel_that_fails_is_not_timed(
+        self, gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        gpu.wrong = {KERNELS["tn"]}
+        out = tmp_path / "out.csv"
+        assert _bench(out) == 1
+        timed = {(row["layout"], row["contender"]) for row in _rows(out)}
+        assert ("nn", "own") in timed
+        assert ("tn", "own") not in timed
+        assert f"WRONG own ({KERNELS['tn']}) on 16,24,32 f16 tn: wrong" in capsys.readouterr().err
+        assert "own_pdl" in results.read([out]).header["wrong"]
+
+    def test_a_wrong_baseline_is_reported_and_the_next_taken(
+        self, gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        gpu.wrong_suggestions = {3}
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--contenders", "torch,lt_autotune,lt_heuristic") == 0
+        assert {float(row["us"]) for row in _rows(out) if row["contender"] == "lt_autotune"} == {LT_US[1]}
+        assert "WRONG lt_autotune (suggestion 3 of 5) on 16,24,32 f16 nn: wrong" in capsys.readouterr().err
+
+    @pytest.mark.usefixtures("gpu")
+    def test_dispatch_is_checked_too(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(cudal2, "matmul", lambda a, b: torch.zeros(a.shape[0], b.shape[1], dtype=a.dtype))
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--contenders", "torch,cudal2") == 1
+        assert {row["contender"] for row in _rows(out)} == {"torch"}
+
+    def test_a_graph_without_launches_is_found(
+        self, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        calls = FakeWatch.calls
+
+        def lost(self: FakeWatch, *arguments: Any, **options: Any) -> Any:
+            graph = calls(self, *arguments, **options)
+            graph.work = []
+            return graph
+
+        monkeypatch.setattr(FakeWatch, "calls", lost)
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--contenders", "own") == 1
+        assert _rows(out) == []
+        assert "queues nothing on the measured stream" in capsys.readouterr().err
+
+    def test_a_graph_that_computes_something_else_is_found(
+        self, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(FakeGpu, "replay", lambda self, graph: None)
+        assert _bench(tmp_path / "out.csv", "--contenders", "own") == 1
+        assert "in a CUDA graph: max error nan" in capsys.readouterr().err
+
+    def test_inputs_that_change_while_timing_spoil_the_figures(
+        self, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        race = modes.graph
+
+        def spoil(watch: Any, graphs: Any, rounds: int) -> Any:
+            found = race(watch, graphs, rounds)
+            assert gpu.operands is not None
+            gpu.operands.a.zero_()
+            gpu.operands.b.zero_()
+            return found
+
+        monkeypatch.setattr(modes, "graph", spoil)
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--layout", "tn") == 1
+        assert _rows(out) == []
+        assert "its inputs are zeros" in capsys.readouterr().err
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("options", "message"),
+        [
+            (["--contenders", "fastest"], "--contenders: unknown fastest; expected of torch, "),
+            (["--mode", "graph,hot"], "--mode: unknown hot; expected of graph, "),
+            (["--layout", "tt"], "--layout: unknown tt; expected of nn, tn"),
+            (["--sample", "0"], "--sample 0; expected a positive number"),
+            (["--suite", "nowhere.csv"], "shape 'nowhere.csv'; expected three positive integers"),
+        ],
+    )
+    @pytest.mark.usefixtures("gpu")
+    def test_errors_name_what_is_wrong(
+        self, options: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert _bench(tmp_path / "out.csv", *options) == 2
+        assert message in capsys.readouterr().err
+
+    def test_without_a_gpu(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        assert _bench(tmp_path / "out.csv") == 3
+
+    def test_models_are_45_layers_at_14_numbers_of_tokens(self) -> None:
+        chosen = suites.load("models", None, 0)
+        assert len(chosen) == 45 * 14
+        layers = {(shape.n, shape.k) for shape in chosen}
+        assert len(layers) == 45
+        assert layers == suites.model_names().keys()
+        assert len({shape.m for shape in chosen}) == 14
+
+    def test_a_sample_is_the_same_for_the_same_seed(self) -> None:
+        first, again, other = (suites.load("grid", 20, seed) for seed in (3, 3, 4))
+        assert first == again != other
+        assert len(set(first)) == 20
+
+
+class TestAutotune:
+    def _problem(self, gpu: FakeGpu) -> tuple[cublaslt.Problem, FakeWatch]:
+        operands = measure.Pool("f16", [SHAPE], 0).operands(SHAPE, "tn")
+        return cublaslt.Problem(cublaslt.Handle(), operands), FakeWatch(gpu)
+
+    def test_the_fastest_is_found(self, gpu: FakeGpu) -> None:
+        problem, watch = self._problem(gpu)
+        ranking = cublaslt.autotune(problem, watch, us=3.0)
+        assert list(ranking.order) == sorted(range(5), key=LT_US.__getitem__)[:4]
+        assert (ranking.tried, len(problem)) == (5, 5)
+        assert ranking.busy_us == watch.busy_us > 0
+
+    def test_a_long_problem_tries_fewer(self, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(fake_gpu, "LT_US", [float(100 - index) for index in range(100)])
+        problem, watch = self._problem(gpu)
+        assert cublaslt.autotune(problem, watch, us=20_000.0).tried == 10
+        assert cublaslt.autotune(problem, watch, us=2.0).tried == 100
+
+    def test_what_does_not_run_is_left_out(self, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+        problem, watch = self._problem(gpu)
+        prepare = type(problem._native).prepare
+
+        def refuse(self: Any, index: int, gemm: Any, stream: int) -> Any:
+            def fail() -> None:
+                raise RuntimeError("cublasLtMatmul: cuBLAS status 15 (not supported)")
+
+            return fail if index == 3 else prepare(self, index, gemm, stream)
+
+        monkeypatch.setattr(type(problem._native), "prepare", refuse)
+        assert cublaslt.autotune(problem, watch, us=3.0).order[0] == 1
+
+    def test_no_library_is_a_reason(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.version, "cuda", None)
+        with pytest.raises(cublaslt.LtError, match="built without CUDA"):
+            cublaslt.library("cublasLt")
+        monkeypatch.setattr(torch.version, "cuda", "99.1")
+        with pytest.raises(cublaslt.LtError, match=r"nor does an nvidia-cublas wheel hold libcublasLt\.so\.99"):
+            cublaslt.library("cublasLt")
+
+
+def test_the_plan_table_in_the_header() -> None:
+    run: ModuleType = importlib.import_module("benchmarks.run")
+    assert run.describe_table(None) == "none"
+    table = plans.Table({"gpu": "NVIDIA H200", "commit": "abc", "sms": "132"}, {})
+    assert run.describe_table(table) == "gpu NVIDIA H200, commit abc"

@@ -13,7 +13,7 @@ if tools.load() is None:
     pytest.skip("cudal2._tools is not built for this Python", allow_module_level=True)
 
 from cudal2.search import cublaslt
-from cudal2.search.measure import Operands, Pool, Stopwatch
+from cudal2.search.measure import Operands, Pool, Stopwatch, native_knobs
 from cudal2.search.tuner import Tuner
 from cudal2.spec import KernelSpec
 
@@ -101,14 +101,59 @@ def test_cublaslt_is_right_and_autotuned(dtype: str, layout: str, watch: Stopwat
     operands = _operands(layout, dtype)
     with watch.scope():
         problem = cublaslt.Problem(cublaslt.Handle(), operands)
-        assert len(problem.suggestions) > 1
+        assert len(problem) > 1
         operands.c.fill_(float("nan"))
-        problem.launcher(problem.suggestions[0], watch.stream)(0)
+        problem.call(0, watch.stream.cuda_stream)()
         assert _is_right(operands)
-        best = cublaslt.autotune(problem, watch, launches=4)
-        graphs = cublaslt.graphs(problem, watch, launches=10)
+        ranking = cublaslt.autotune(problem, watch, us=5.0)
+        graphs = cublaslt.graphs(problem, watch, range(len(problem)), launches=10)
         times = watch.medians(graphs, rounds=7)
-    assert times[best] <= 1.15 * min(times.values())
+    assert ranking.tried == len(problem)
+    assert ranking.busy_us > 0
+    assert times[ranking.order[0]] <= 1.15 * min(times.values())
+
+
+@pytest.mark.parametrize("layout", ["nn", "tn"])
+@pytest.mark.parametrize("dtype", ["f16", "bf16"])
+def test_cublas_is_right_on_any_stream(dtype: str, layout: str, watch: Stopwatch) -> None:
+    operands = _operands(layout, dtype)
+    blas = cublaslt.Blas()
+    for stream in (torch.cuda.default_stream(), watch.stream, torch.cuda.default_stream()):
+        with torch.cuda.stream(stream):
+            operands.c.fill_(float("nan"))
+            blas.call(operands, stream.cuda_stream)()
+            assert _is_right(operands)
+
+
+def test_the_clock_in_c_agrees_with_python_s(watch: Stopwatch) -> None:
+    operands = _operands("tn", shape=Shape(4096, 4096, 4096))
+    call = cublaslt.Blas().call(operands, watch.stream.cuda_stream)
+    call()
+    times = watch.timer.wall([call], [0] * 9, [])
+    paced = watch.timer.wall([call], [0] * 9, [2000.0] * 9)
+    on_device = watch.medians({"cublas": watch.calls(lambda _: call(), 3)}, 3)["cublas"]
+    assert on_device < sorted(times)[4] < on_device + 100
+    assert on_device < sorted(paced)[4] < 3 * on_device + 200
+    with pytest.raises(ValueError, match="gaps_us has 1 entries; expected none or 2"):
+        watch.timer.wall([call], [0, 0], [1.0])
+
+
+def test_a_prepared_kernel_of_ours_is_right(watch: Stopwatch) -> None:
+    operands = _operands("tn")
+    for name in tools.kernel_names(dtype="f16", layout="tn")[::20]:
+        if tools.require().unsupported(name, operands.gemm()) is not None:
+            continue
+        with watch.scope():
+            operands.c.fill_(float("nan"))
+            watch.timer.prepare(name, native_knobs(Knobs()), operands.gemm(), watch.stream.cuda_stream)()
+            assert _is_right(operands), name
+
+
+def test_a_graph_says_what_it_holds(watch: Stopwatch) -> None:
+    operands = _operands("nn")
+    work = watch.matmul(operands, 3).work
+    assert len(work) >= 3
+    assert len(work) % 3 == 0
 
 
 def test_tuning_finds_a_plan(watch: Stopwatch) -> None:

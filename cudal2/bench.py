@@ -1,0 +1,45 @@
+"""`cudal2 bench` and `cudal2 report`: the harness in benchmarks/, which the source tree has and a wheel has not."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from pathlib import Path
+from types import ModuleType
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Harness:
+    """A command that a module of benchmarks/ implements, loaded when it is asked for."""
+
+    def __init__(self, module: str, title: str):
+        self._module = module
+        self.__doc__ = title
+
+    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
+        """The module's options; without the source tree, whatever is given."""
+        module = self._load()
+        if module is None:
+            parser.add_argument("anything", nargs=argparse.REMAINDER, help="needs cudal2's source tree")
+        else:
+            module.add_arguments(parser)
+
+    def run(self, options: argparse.Namespace) -> int:
+        """Run the command. Raises RuntimeError where this installation has no source tree."""
+        module = self._load()
+        if module is None:
+            raise RuntimeError("the benchmarks are not part of the wheel: run this in a clone of cudal2's repository")
+        return int(module.run(options))
+
+    def _load(self) -> ModuleType | None:
+        if not (ROOT / "benchmarks" / "run.py").is_file():
+            return None
+        if str(ROOT) not in sys.path:
+            sys.path.insert(0, str(ROOT))
+        return importlib.import_module(f"benchmarks.{self._module}")
+
+
+bench = Harness("run", "time contenders side by side on many shapes")
+report = Harness("report", "a page and plots from results")
