@@ -2,10 +2,10 @@
 // CPU and CUDA builds, any Python. What lives in libtorch_cuda is looked up at run time, so that the library also loads
 // under a CPU-only torch.
 //
-// matmul_forward and linear_forward are the hot path: they read shapes and strides through the C shim, look the plan
-// up, allocate the output and launch. A product without a usable plan goes to torch from here. They know nothing of
-// autograd or autocast: cudal2/ops.py decides when to call them, and defines the public ops matmul, matmul.out and
-// linear on top.
+// matmul_forward and linear_forward, and their _eager twins, are the hot path: they read shapes and strides through the
+// C shim, look the plan up, allocate the output and launch. A product without a usable plan goes to torch from here.
+// They know nothing of autograd or autocast: cudal2/ops.py decides when to call them, and defines the public ops
+// matmul, matmul.out and linear on top.
 #include <dlfcn.h>
 #include <torch/csrc/inductor/aoti_torch/c/shim.h>
 #include <torch/csrc/stable/library.h>
@@ -284,7 +284,28 @@ StableIValue torch_matmul(Owned& a, Owned& b, const View& va, const View& vb) {
   return stack[0];
 }
 
-// matmul_forward(Tensor a, Tensor b) -> Tensor
+// Whether a product of this size is one of ours as either layout, if its operands are as the kernel needs them.
+bool planned(int32_t device, DType dtype, int64_t m, int64_t n, int64_t k) {
+  for (const Layout layout : {Layout::nn, Layout::tn}) {
+    const Plan* plan = cudal2::find_plan(device, dtype, layout, m, n, k);
+    if (plan != nullptr && plan->use_own) return true;
+  }
+  return false;
+}
+
+// For the *_eager ops: ends the call where no tensors of these sizes have a plan, so that cudal2/ops.py remembers it.
+void defer_unplanned(const View& a, int64_t n, int64_t k) {
+  bool found = a.rank > 0 && a.is_half() && a.device_type == torch_().cuda && torch_().current_stream != nullptr;
+  if (found) {
+    int64_t m = 1;
+    for (int64_t i = 0; i + 1 < a.rank; ++i) m *= a.sizes[i];
+    found = planned(a.device, a.dtype == torch_().f16 ? DType::f16 : DType::bf16, m, n, k);
+  }
+  if (!found) throw std::runtime_error("cudal2 defers to torch: a product without a plan");
+}
+
+// matmul_forward(Tensor a, Tensor b) -> Tensor; matmul_eager, with `eager`, refuses sizes without a plan
+template <bool eager>
 void matmul_forward(StableIValue* stack, uint64_t, uint64_t) {
   Owned a(stack[0]), b(stack[1]);
   const View va(a.get()), vb(b.get());
@@ -292,11 +313,13 @@ void matmul_forward(StableIValue* stack, uint64_t, uint64_t) {
   const Plan* plan = nullptr;
   if (vb.rank == 2) {
     plan = plan_product(va, vb, {vb.sizes[0], vb.sizes[1], vb.strides[0], vb.strides[1]}, &args);
+    if (eager && plan == nullptr) defer_unplanned(va, vb.sizes[1], vb.sizes[0]);
   }
   stack[0] = plan != nullptr ? boxed(run_into_new(*plan, va, &args)) : torch_matmul(a, b, va, vb);
 }
 
-// linear_forward(Tensor input, Tensor weight, Tensor? bias) -> Tensor
+// linear_forward(Tensor input, Tensor weight, Tensor? bias) -> Tensor; linear_eager as matmul_eager
+template <bool eager>
 void linear_forward(StableIValue* stack, uint64_t, uint64_t) {
   Owned input(stack[0]), weight(stack[1]);
   OwnedOptional bias(stack[2]);
@@ -305,6 +328,7 @@ void linear_forward(StableIValue* stack, uint64_t, uint64_t) {
   const Plan* plan = nullptr;
   if (vw.rank == 2) {
     plan = plan_product(vi, vw, {vw.sizes[1], vw.sizes[0], vw.strides[1], vw.strides[0]}, &args);
+    if (eager && plan == nullptr) defer_unplanned(vi, vw.sizes[0], vw.sizes[1]);
   }
   if (plan != nullptr && bias.get() != nullptr) {
     const View vb(bias.get());
@@ -456,17 +480,6 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const std::option
   run(*kernel, {static_cast<int>(group), static_cast<int>(raster), static_cast<int>(ctas), pdl}, args, va.device);
 }
 
-// planned(int device, bool bf16, int m, int n, int k) -> bool: whether a product of this size is one of ours as either
-// layout, if its operands are as the kernel needs them. cudal2/ops.py asks once per size.
-bool planned(int64_t device, bool bf16, int64_t m, int64_t n, int64_t k) {
-  const DType dtype = bf16 ? DType::bf16 : DType::f16;
-  for (const Layout layout : {Layout::nn, Layout::tn}) {
-    const Plan* plan = cudal2::find_plan(static_cast<int>(device), dtype, layout, m, n, k);
-    if (plan != nullptr && plan->use_own) return true;
-  }
-  return false;
-}
-
 // last_path() -> str. Reading it sets it back to "torch", so that a later call which never came here is not mistaken.
 std::string last_path() { return std::exchange(last_path_run, kTorch); }
 
@@ -477,23 +490,25 @@ STABLE_TORCH_LIBRARY(cudal2, library) {
   library.def("matmul.out(Tensor a, Tensor b, *, Tensor(a!) out) -> Tensor(a!)");
   library.def("linear(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
   library.def("matmul_forward(Tensor a, Tensor b) -> Tensor");
+  library.def("matmul_eager(Tensor a, Tensor b) -> Tensor");
+  library.def("linear_eager(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
   library.def("matmul_into(Tensor a, Tensor b, Tensor(a!) out) -> bool");
   library.def("linear_forward(Tensor input, Tensor weight, Tensor? bias=None) -> Tensor");
   library.def(
       "gemm(Tensor a, Tensor b, Tensor(a!) out, Tensor? bias, str kernel, int group, int raster, int ctas, bool pdl) "
       "-> ()");
-  library.def("planned(int device, bool bf16, int m, int n, int k) -> bool");
   library.def("last_path() -> str");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cudal2, CUDA, library) {
-  library.impl("matmul_forward", &matmul_forward);
+  library.impl("matmul_forward", &matmul_forward<false>);
+  library.impl("matmul_eager", &matmul_forward<true>);
   library.impl("matmul_into", &matmul_into);
-  library.impl("linear_forward", &linear_forward);
+  library.impl("linear_forward", &linear_forward<false>);
+  library.impl("linear_eager", &linear_forward<true>);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(cudal2, CompositeExplicitAutograd, library) {
   library.impl("gemm", TORCH_BOX(&gemm));
-  library.impl("planned", TORCH_BOX(&planned));
   library.impl("last_path", TORCH_BOX(&last_path));
 }

@@ -31,12 +31,20 @@ _load(LIBRARY)
 matmul_forward = torch.ops.cudal2.matmul_forward.default
 matmul_into = torch.ops.cudal2.matmul_into.default
 linear_forward = torch.ops.cudal2.linear_forward.default
-planned = torch.ops.cudal2.planned.default
+
+# For ordinary eager calls: refuse sizes without a plan (see `deferred`), and skip OpOverload's Python on the way.
+matmul_eager = getattr(torch.ops.cudal2.matmul_eager.default, "_op", torch.ops.cudal2.matmul_eager.default)
+linear_eager = getattr(torch.ops.cudal2.linear_eager.default, "_op", torch.ops.cudal2.linear_eager.default)
 
 
 def deferred(error: RuntimeError) -> bool:
     """Whether an op's `error` stands for one of torch's, whose type and text are lost in C++: torch must raise it."""
     return "cudal2 defers to torch" in str(error)
+
+
+def unplanned(error: RuntimeError) -> bool:
+    """Whether an `_eager` op refused because no tensors of these sizes have a plan."""
+    return "cudal2 defers to torch: a product without a plan" in str(error)
 
 
 def last_path() -> str:

@@ -1,23 +1,23 @@
 """matmul and linear: torch's functions, running tuned kernels where there is a plan.
 
 How a call travels, and why so. An eager call of a small product costs more on the host than on the GPU, so the plain
-call (ordinary CUDA tensors, no gradient wanted) goes straight to an op in C++, `matmul_forward`, which falls through
+call (ordinary CUDA tensors, no gradient wanted) goes straight to an op in C++, `matmul_eager`, which falls through
 autograd's dispatch keys: a Python autograd kernel would cost 7-10 µs. It differentiates nothing, so whether it may be
 called is decided here, in half a microsecond. With gradients the call goes to the public op
 `torch.ops.cudal2.matmul`, whose Python implementation (autograd.py) is made of differentiable pieces; so
 torch.compile, torch.export and whoever calls the op directly get gradients too, and compiled graphs, of inference and
 training alike, hold the C++ op. Whatever has no tuned kernel anyway (CPU, batched B, a size without a plan, tensor
-subclasses, forward-mode AD) is torch's own call, with its result or its error; the sizes met so far are remembered
-here, since to find out in C++ costs a second way through the dispatcher.
+subclasses, forward-mode AD) is torch's own call, with its result or its error. A size without a plan is remembered
+here: the op refuses it once, and from then on the call does not go through the dispatcher twice.
 
-    matmul: no gradient wanted --> matmul_forward (C++: plan and launch, else aten::matmul)
+    matmul: no gradient wanted --> matmul_eager (C++: plan and launch), or torch.matmul where there is no plan
+            being compiled     --> matmul_forward (the same, but falls back to aten::matmul in C++)
             gradient wanted    --> torch.ops.cudal2.matmul --> MatMul, whose forward is matmul_forward
             neither applies    --> torch.matmul
 """
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -27,13 +27,21 @@ from torch.autograd import forward_ad
 from torch.compiler import is_compiling
 from torch.nn import Parameter
 
-from cudal2.native import deferred, linear_forward, matmul_forward, matmul_into, planned
+from cudal2.native import (
+    deferred,
+    linear_eager,
+    linear_forward,
+    matmul_eager,
+    matmul_forward,
+    matmul_into,
+    unplanned,
+)
 
 _PLAIN = (Tensor, Parameter)
 """Types whose instances are just data. Subclasses have their own idea of torch.matmul: they go to torch."""
 
-_tuned: dict[tuple[Any, ...], bool] = {}
-"""Whether a product has a plan of ours, by the shapes that make it, dtype and device."""
+_unplanned: set[tuple[Any, ...]] = set()
+"""Sizes without a plan that were met so far: the shapes that make a product, dtype and device. Only saves time."""
 _MOST_SIZES = 8192
 
 _differentiable_matmul = torch.ops.cudal2.matmul.default
@@ -66,16 +74,16 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor
     ):
         if torch.is_grad_enabled() and (input.requires_grad or other.requires_grad):
             return _differentiable_matmul(input, other)
-        if not is_compiling():
-            key = (input.shape, other.shape, input.dtype, input.get_device())
-            tuned = _tuned[key] if key in _tuned else _look_up(key, other.shape)
-            if not (tuned or torch.is_autocast_enabled("cuda")):  # the op sees what autocast makes of it
-                return torch.matmul(input, other)
-        try:
+        if is_compiling():
             return matmul_forward(input, other)
-        except RuntimeError as error:
-            if not deferred(error):
-                raise
+        if not _unplanned or _key(input, other) not in _unplanned or torch.is_autocast_enabled("cuda"):
+            try:
+                return matmul_eager(input, other)
+            except RuntimeError as error:
+                if not deferred(error):
+                    raise
+                if unplanned(error):
+                    _remember(_key(input, other))
     return torch.matmul(input, other)
 
 
@@ -105,28 +113,27 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
         ):
             return _differentiable_linear(input, weight, bias)
-        if not is_compiling():
-            key = (input.shape, weight.shape, input.dtype, input.get_device(), "linear")
-            tuned = _tuned[key] if key in _tuned else _look_up(key, weight.shape[::-1])
-            if not (tuned or torch.is_autocast_enabled("cuda")):  # the op sees what autocast makes of it
-                return F.linear(input, weight, bias)
-        try:
+        if is_compiling():
             return linear_forward(input, weight, bias)
-        except RuntimeError as error:
-            if not deferred(error):
-                raise
+        if not _unplanned or _key(input, weight) not in _unplanned or torch.is_autocast_enabled("cuda"):
+            try:
+                return linear_eager(input, weight, bias)
+            except RuntimeError as error:
+                if not deferred(error):
+                    raise
+                if unplanned(error):
+                    _remember(_key(input, weight))
     return F.linear(input, weight, bias)
 
 
-def _look_up(key: tuple[Any, ...], b: torch.Size) -> bool:
-    """The entry of `_tuned` for `key`; `b` is the second factor's shape, K x N."""
-    a, dtype, device = key[0], key[2], key[3]
-    fits = dtype in (torch.float16, torch.bfloat16) and len(a) > 0 and a[-1] == b[0]
-    found = fits and planned(device, dtype == torch.bfloat16, math.prod(a[:-1]), b[1], b[0])
-    if len(_tuned) >= _MOST_SIZES:  # sizes that keep changing: start anew rather than grow
-        _tuned.clear()
-    _tuned[key] = found
-    return found
+def _key(input: Tensor, b: Tensor) -> tuple[Any, ...]:
+    return input.shape, b.shape, input.dtype, input.get_device()
+
+
+def _remember(key: tuple[Any, ...]) -> None:
+    if len(_unplanned) >= _MOST_SIZES:  # sizes that keep changing: start anew rather than grow
+        _unplanned.clear()
+    _unplanned.add(key)
 
 
 def _matmul_out(input: Tensor, other: Tensor, out: Tensor) -> Tensor:

@@ -1,7 +1,8 @@
 """Tells torch about the ops, so that autograd, autocast, tracing and functorch do the right thing with them.
 
 The public ops `matmul`, `matmul.out` and `linear` are composite: torch runs their Python implementation for every
-device, and records or traces what it does. The C++ ops `matmul_forward`, `linear_forward` and `matmul_into` get
+device, and records or traces what it does. The C++ ops `matmul_forward`, `linear_forward`, their
+`_eager` twins and `matmul_into` get
 
 - a fallthrough of the autograd keys, so that an eager call runs no Python (ops.py says who may call them);
 - a fake kernel: torch's own product of the fake tensors, whose strides are also those of the real result: B is 2-D
@@ -82,11 +83,12 @@ def _register() -> None:
     products = (("matmul", autograd.matmul, _torch_matmul), ("linear", autograd.linear, _torch_linear))
     for name, composite, torchs in products:
         _library.impl(name, composite, "CompositeImplicitAutograd")
-        _library.impl(f"{name}_forward", torch.library.fallthrough_kernel, "Autograd")
-        for key in _NOT_CUDA:
-            _library.impl(f"{name}_forward", torchs, key)
-        torch.library.register_fake(f"cudal2::{name}_forward", _fake(torchs), lib=_library)
-        for op in (name, f"{name}_forward"):
+        for op in (f"{name}_forward", f"{name}_eager"):
+            _library.impl(op, torch.library.fallthrough_kernel, "Autograd")
+            for key in _NOT_CUDA:
+                _library.impl(op, torchs, key)
+            torch.library.register_fake(f"cudal2::{op}", _fake(torchs), lib=_library)
+        for op in (name, f"{name}_forward", f"{name}_eager"):
             _library.impl(op, _autocast(composite), "AutocastCUDA")
             _library.impl(op, torchs, _FUNCTORCH)
 

@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import cudal2
+from cudal2 import ops
 
 HALF = [torch.float16, torch.bfloat16]
 MATMULS = {
@@ -402,3 +403,31 @@ def test_last_path_names_the_kernel_once() -> None:
     assert cudal2.last_path() == "torch"
     cudal2.linear(half(64, 64), half(64, 64))
     assert "_f16_tn_" in cudal2.last_path()
+
+
+@pytest.mark.usefixtures("tuned")
+@pytest.mark.parametrize("product", [cudal2.matmul, lambda a, b: cudal2.linear(a, b.mT)], ids=["matmul", "linear"])
+def test_sizes_without_a_plan_are_remembered_and_only_they(product: Callable[[Tensor, Tensor], Tensor]) -> None:
+    """The wrapper sends a size that it knows to have no plan to torch itself; a failed call teaches it nothing."""
+
+    def half(*shape: int) -> Tensor:
+        return rand(*shape, dtype=torch.float16, device="cuda")
+
+    ops._unplanned.clear()
+    a, b = half(64, 72), half(72, 40)
+    for _ in range(2):
+        torch.testing.assert_close(product(a, b), a @ b)
+        assert cudal2.last_path() == "torch"
+    assert len(ops._unplanned) == 1
+
+    good_a, good_b = half(64, 64), half(64, 64)
+    with pytest.raises(RuntimeError):
+        product(good_a, good_b.bfloat16())
+    product(good_a[:, ::2].contiguous().repeat(1, 2), good_b)
+    assert cudal2.last_path() != "torch"
+    misaligned = half(64 * 64 + 1)[1:].view(64, 64)
+    torch.testing.assert_close(product(misaligned, good_b), misaligned @ good_b)
+    assert cudal2.last_path() == "torch"
+    product(good_a, good_b)
+    assert cudal2.last_path() != "torch", "a size with a plan stays tuned after a view that no kernel could run"
+    assert len(ops._unplanned) == 1
