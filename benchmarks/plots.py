@@ -25,7 +25,7 @@ COLOURS = {
     "cudal2": WIN,
     "own": "#003f5c",
 }
-TICKS = (0.25, 0.33, 0.5, 0.7, 0.8, 0.9, 1, 1.1, 1.25, 1.5, 2, 3, 4, 6)
+TICKS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 1.75, 2, 2.5, 3, 4, 6)
 
 
 def draw(group: Group, cells: Cells, ours: str, directory: Path) -> dict[str, Path]:
@@ -81,9 +81,7 @@ def _against_size(pyplot: Any, group: Group, cells: Cells, ours: str) -> Any:
     figure, grid = pyplot.subplots(
         rows, columns, figsize=(6 * columns, 0.4 + 2.9 * rows), sharex=True, sharey=True, squeeze=False
     )
-    every = [ratio for speedup in shown for ratio in speedup.ratios.values()]
-    low, high = summary.percentile(every, 0.002), summary.percentile(every, 0.998)
-    limits = (min(0.8, low * 0.95), max(1.25, high * 1.05))
+    limits = _limits(shown)
     for axis, speedup in zip(grid.flat, shown):
         sizes = [summary.log_size(shape) for shape in speedup.ratios]
         # What lies beyond the limits is drawn on them.
@@ -119,6 +117,14 @@ def _trend(speedup: Speedup) -> tuple[list[float], list[float]]:
     return [float(size) for size in sizes], [summary.geomean(bins[size]) for size in sizes]
 
 
+def _limits(shown: list[Speedup]) -> tuple[float, float]:
+    """What the axis of speed-ups spans: all but the most extreme, and every trend."""
+    every = [ratio for speedup in shown for ratio in speedup.ratios.values()]
+    trends = [mean for speedup in shown for mean in _trend(speedup)[1]]
+    low = min(0.85, 0.97 * min(summary.percentile(every, 0.003), *trends))
+    return low, max(1.2, 1.03 * max(summary.percentile(every, 0.997), *trends))
+
+
 def _ratio_axis(axis: Any, limits: tuple[float, float]) -> None:
     axis.set_yscale("log")
     axis.set_ylim(limits)
@@ -136,12 +142,9 @@ def _sorted(pyplot: Any, group: Group, cells: Cells, ours: str) -> Any:
         text = f"{label(speedup.baseline)}: wins {100 * speedup.wins:.0f} %, geomean {speedup.geomean:.3f}"
         axis.plot(share, ordered, label=text, color=COLOURS[speedup.baseline], linewidth=2)
     axis.axhline(1, color=INK, linewidth=0.9)
-    every = [ratio for speedup in shown for ratio in speedup.ratios.values()]
-    _ratio_axis(
-        axis, (min(0.8, summary.percentile(every, 0.002) * 0.95), max(1.25, summary.percentile(every, 0.998) * 1.05))
-    )
+    _ratio_axis(axis, _limits(shown))
     axis.set(xlabel="shapes, sorted (%)", ylabel="speed-up", xlim=(0, 100))
-    axis.legend(loc="upper left", fontsize=9, title="against", alignment="left")
+    axis.legend(loc="best", fontsize=9, title="against", alignment="left")
     axis.set_title(_title(group, ours, "Sorted speed-ups"), loc="left", fontsize=11)
     figure.tight_layout()
     return figure

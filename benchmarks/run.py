@@ -263,8 +263,11 @@ class Bench:
         count = cold.count if cold else modes.launches(us)
         graphs: dict[Name, Captured] = {}
         for name, contender in fit.items():
-            calls = [contender.bind(operands) for operands in sets[name[0]]]
-            graphs[name] = Captured(self.watch, calls, count, modes.spacer if mode == "isolated" else None)
+            try:
+                calls = [contender.bind(operands) for operands in sets[name[0]]]
+                graphs[name] = Captured(self.watch, calls, count, modes.spacer if mode == "isolated" else None)
+            except RuntimeError as error:
+                self.skipped[name[1]] = f"cannot be captured in a CUDA graph: {error}"
         graphs = self._right_graphs(guard, fit, graphs)
         for name, captured in graphs.items():
             ran[name] = ran[name] if fit[name].strict and ran[name] != "torch" else captured.kernels

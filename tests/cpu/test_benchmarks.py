@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import importlib
 import sys
 from pathlib import Path
@@ -225,6 +226,22 @@ class TestWrong:
         monkeypatch.setattr(FakeGpu, "replay", lambda self, graph: None)
         assert _bench(tmp_path / "out.csv", "--contenders", "own") == 1
         assert "in a CUDA graph: max error nan" in capsys.readouterr().err
+
+    def test_what_cannot_be_captured_is_skipped(
+        self, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        init = modes.Captured.__init__
+
+        def fail(self: Any, watch: Any, calls: Any, *rest: Any) -> None:
+            if isinstance(calls[0], functools.partial):
+                raise RuntimeError("operation not permitted when stream is capturing")
+            init(self, watch, calls, *rest)
+
+        monkeypatch.setattr(modes.Captured, "__init__", fail)
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--contenders", "torch,own") == 0
+        assert {row["contender"] for row in _rows(out)} == {"own"}
+        assert "cannot be captured" in results.read([out]).header["skipped_torch"]
 
     def test_inputs_that_change_while_timing_spoil_the_figures(
         self, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -24,7 +24,7 @@ from cudal2 import tools, verify  # noqa: E402
 from cudal2.search.measure import Operands, Stopwatch  # noqa: E402
 from cudal2.shapes import Shape  # noqa: E402
 
-SHAPES = [Shape(256, 128, 512), Shape(1024, 512, 4096)]
+SHAPES = [Shape(256, 128, 512), Shape(512, 256, 2048)]
 GPU = torch.device("cuda", 0)
 
 
