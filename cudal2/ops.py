@@ -65,6 +65,8 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor
     """
     if out is not None:
         return _matmul_out(input, other, out)
+    if not is_compiling() and _unplanned and _known_unplanned(input, other):
+        return torch.matmul(input, other)
     if (
         type(input) in _PLAIN
         and type(other) in _PLAIN
@@ -76,14 +78,13 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor
             return _differentiable_matmul(input, other)
         if is_compiling():
             return matmul_forward(input, other)
-        if not _unplanned or _key(input, other) not in _unplanned or torch.is_autocast_enabled("cuda"):
-            try:
-                return matmul_eager(input, other)
-            except RuntimeError as error:
-                if not deferred(error):
-                    raise
-                if unplanned(error):
-                    _remember(_key(input, other))
+        try:
+            return matmul_eager(input, other)
+        except RuntimeError as error:
+            if not deferred(error):
+                raise
+            if unplanned(error):
+                _remember(input, other)
     return torch.matmul(input, other)
 
 
@@ -101,6 +102,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Raises:
         RuntimeError: what F.linear raises; or that the plan table is malformed, naming file and row.
     """
+    if not is_compiling() and _unplanned and _known_unplanned(input, weight):
+        return F.linear(input, weight, bias)
     if (
         type(input) in _PLAIN
         and type(weight) in _PLAIN
@@ -115,25 +118,30 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             return _differentiable_linear(input, weight, bias)
         if is_compiling():
             return linear_forward(input, weight, bias)
-        if not _unplanned or _key(input, weight) not in _unplanned or torch.is_autocast_enabled("cuda"):
-            try:
-                return linear_eager(input, weight, bias)
-            except RuntimeError as error:
-                if not deferred(error):
-                    raise
-                if unplanned(error):
-                    _remember(_key(input, weight))
+        try:
+            return linear_eager(input, weight, bias)
+        except RuntimeError as error:
+            if not deferred(error):
+                raise
+            if unplanned(error):
+                _remember(input, weight)
     return F.linear(input, weight, bias)
 
 
-def _key(input: Tensor, b: Tensor) -> tuple[Any, ...]:
-    return input.shape, b.shape, input.dtype, input.get_device()
+def _known_unplanned(input: Tensor, b: Tensor) -> bool:
+    """Whether this is an eager call with a size in `_unplanned`. Autocast may make another dtype of it: then not."""
+    return (
+        type(input) in _PLAIN
+        and type(b) in _PLAIN
+        and (input.shape, b.shape, input.dtype, input.get_device()) in _unplanned
+        and not torch.is_autocast_enabled("cuda")
+    )
 
 
-def _remember(key: tuple[Any, ...]) -> None:
+def _remember(input: Tensor, b: Tensor) -> None:
     if len(_unplanned) >= _MOST_SIZES:  # sizes that keep changing: start anew rather than grow
         _unplanned.clear()
-    _unplanned.add(key)
+    _unplanned.add((input.shape, b.shape, input.dtype, input.get_device()))
 
 
 def _matmul_out(input: Tensor, other: Tensor, out: Tensor) -> Tensor:

@@ -27,6 +27,10 @@ EncodeTiled encode_tiled() {
 }
 
 CUresult encode(const MatrixView& view, CUtensorMap* map) {
+  // A thread that has made no CUDA call yet, such as autograd's, has no context, and the driver wants one. This makes
+  // the device's primary context current; it is no stream operation, so a capture may be in progress.
+  int device = 0;
+  if (cudaGetDevice(&device) != cudaSuccess || cudaSetDevice(device) != cudaSuccess) return CUDA_ERROR_INVALID_CONTEXT;
   const EncodeTiled function = encode_tiled();
   if (function == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   const cuuint64_t dims[2] = {static_cast<cuuint64_t>(view.columns), static_cast<cuuint64_t>(view.rows)};

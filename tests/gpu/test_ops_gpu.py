@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -431,3 +432,29 @@ def test_sizes_without_a_plan_are_remembered_and_only_they(product: Callable[[Te
     product(good_a, good_b)
     assert cudal2.last_path() != "torch", "a size with a plan stays tuned after a view that no kernel could run"
     assert len(ops._unplanned) == 1
+
+
+@pytest.mark.usefixtures("tuned")
+@pytest.mark.parametrize("dtype", HALF)
+def test_first_call_of_a_thread(dtype: torch.dtype) -> None:
+    """A new thread has no CUDA context; with `out` allocated before, our launch is its first call."""
+    rand_of = lambda *shape: rand(*shape, dtype=dtype, device="cuda")  # noqa: E731
+    problems = [
+        (rand_of(m, k), rand_of(k, n)) for m, n, k in ((64, 64, 64), (128, 256, 512), (256, 128, 256), (77, 64, 128))
+    ]
+    problems += [(a, b.mT.contiguous().mT) for a, b in problems]
+    outs = [torch.empty(a.shape[0], b.shape[1], dtype=dtype, device="cuda") for a, b in problems]
+    paths = []
+
+    def call(index: int) -> None:
+        cudal2.matmul(*problems[index], out=outs[index])
+        paths.append(cudal2.last_path())
+
+    for index in range(len(problems)):
+        thread = threading.Thread(target=call, args=(index,))
+        thread.start()
+        thread.join()
+    assert len(paths) == len(problems)
+    assert "torch" not in paths
+    for (a, b), out in zip(problems, outs, strict=True):
+        torch.testing.assert_close(out, a @ b, rtol=2e-2, atol=2e-1)

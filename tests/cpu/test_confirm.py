@@ -1,0 +1,42 @@
+"""Which measurements make dispatch run an own kernel."""
+
+from __future__ import annotations
+
+import pytest
+
+from cudal2.plans import Key, Knobs, Plan
+from cudal2.search.confirm import decide, summary
+
+KERNEL = "sm90_f16_tn_128x128x64_s6_c1x1_ping2"
+
+
+def plan(us: float, torch_us: float, use: str = "own") -> Plan:
+    return Plan(Key("f16", "tn", 512, 512, 512), KERNEL, Knobs(), us, torch_us, None, use)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "fresh", "use"),
+    [
+        ((10.0, 11.0), [(10.0, 11.0), (10.0, 11.0)], "own"),
+        ((10.0, 11.0), [(10.0, 9.9), (10.0, 9.9)], "cublas"),  # the sweep flattered it
+        ((10.0, 9.0), [(10.0, 11.0), (10.0, 11.0)], "own"),  # the sweep was unlucky
+        ((10.0, 11.0), [(10.0, 11.0), (10.0, 9.6)], "cublas"),  # sometimes clearly slower
+        ((10.0, 11.0), [(10.0, 9.8), (10.0, 11.0)], "own"),  # within noise once
+        ((10.0, 10.01), [(10.0, 10.01), (10.0, 10.01)], "cublas"),  # no gain beyond the margin
+    ],
+)
+def test_decide(sweep: tuple[float, float], fresh: list[tuple[float, float]], use: str) -> None:
+    assert decide(plan(*sweep), fresh).use == use
+
+
+def test_times_become_the_new_medians() -> None:
+    confirmed = decide(plan(1.0, 1.0), [(10.0, 20.0), (12.0, 22.0)])
+    assert (confirmed.us, confirmed.torch_us) == (11.0, 21.0)
+    assert confirmed.key == plan(1.0, 1.0).key
+
+
+def test_summary_counts_cublas_as_one() -> None:
+    text = summary([plan(10.0, 20.0), plan(20.0, 10.0, "cublas")])
+    assert "own 1.000 (worst 0.500)" in text
+    assert "as dispatched 1.414 (worst 1.000)" in text
+    assert "50.0 %" in text
