@@ -8,8 +8,6 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
-ROOT = Path(__file__).resolve().parents[1]
-
 
 class Harness:
     """A command that a module of benchmarks/ implements, loaded when it is asked for."""
@@ -34,10 +32,13 @@ class Harness:
         return int(module.run(options))
 
     def _load(self) -> ModuleType | None:
-        if not (ROOT / "benchmarks" / "run.py").is_file():
+        # The tree around this package, or the one that an installed cudal2 is called in.
+        trees = [Path(__file__).resolve().parents[1], Path.cwd(), *map(Path, sys.path)]
+        root = next((tree for tree in trees if (tree / "benchmarks" / "guard.py").is_file()), None)
+        if root is None:
             return None
-        if str(ROOT) not in sys.path:
-            sys.path.insert(0, str(ROOT))
+        if str(root) not in sys.path:
+            sys.path.insert(0, str(root))
         return importlib.import_module(f"benchmarks.{self._module}")
 
 
