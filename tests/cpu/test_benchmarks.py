@@ -50,7 +50,25 @@ def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(run, "Clocks", FakeClocks)
     monkeypatch.setattr(contenders, "_blas", cublaslt.Blas)
     monkeypatch.setattr(contenders, "_lt", cublaslt.Handle)
+    monkeypatch.setattr(contenders, "_require_tunableop", _no_tunableop)  # the same contenders under every torch
     return fake
+
+
+def _no_tunableop() -> None:
+    raise contenders.Skipped("TunableOp has no CUDA backend here")
+
+
+@pytest.mark.parametrize(
+    ("version", "there"), [("2.10.0", False), ("2.13.0+cpu", False), ("2.14.1+cu130", True), ("3.0.0a0", True)]
+)
+def test_which_torch_has_tunableop(monkeypatch: pytest.MonkeyPatch, version: str, there: bool) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    monkeypatch.setattr(torch.cuda.tunable, "set_filename", lambda name: None)
+    if there:
+        contenders._require_tunableop()
+    else:
+        with pytest.raises(contenders.Skipped, match="from 2.14 on"):
+            contenders._require_tunableop()
 
 
 class FakeClocks:
