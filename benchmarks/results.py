@@ -27,7 +27,7 @@ COLUMNS = [
 """us: median; low_us, high_us: 10th and 90th percentile; roofline: share of it that was reached; count: figures that
 the median is of; samples: all of them, in the wall-clock modes."""
 
-IDENTITY = ("gpu", "arch", "torch", "cublas", "driver", "commit", "dtype", "seed", "table")
+IDENTITY = ("gpu", "arch", "torch", "cublas", "driver", "commit", "dtype", "layout", "qps", "seed", "table")
 """Header keys in which two runs must agree to share a file."""
 
 MAXIMA = ("cublas", "lt_heuristic", "lt_autotune")

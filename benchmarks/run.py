@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cudal2 bench`."""
     parser.add_argument("--compare", nargs=2, metavar=("OLD", "NEW"), help="compare two results files, and run nothing")
     parser.add_argument("--suite", default="grid", help="grid, models, M,N,K or a CSV file with columns m,n,k")
-    parser.add_argument("--mode", default="graph", help=f"one or more of {','.join(ALL_MODES)}")
+    parser.add_argument("--mode", default="graph", help=f"one or more of {', '.join(ALL_MODES)}; with commas between")
     parser.add_argument("--dtype", default="f16", choices=DTYPES)
     parser.add_argument("--layout", help="nn, tn or nn,tn (default; models: tn)")
     parser.add_argument("--sample", type=int, metavar="N", help="only this many of the shapes, chosen by the seed")
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--qps", type=float, default=100.0, help="server mode: calls a second (default 100)")
     defaults = ", ".join(f"{mode} {rounds}" for mode, rounds in modes.ROUNDS.items())
     parser.add_argument("--rounds", type=int, help=f"figures of each contender (default: {defaults})")
-    parser.add_argument("--contenders", help=f"of {','.join(contenders.ALL)} (default: as fits the mode)")
+    parser.add_argument("--contenders", help=f"of {', '.join(contenders.ALL)} (default: as fits the mode)")
     parser.add_argument("--weights-only", action="store_true", help="cold mode: B alone rotates (models: always)")
     parser.add_argument("--budget-seconds", type=float, help="stop, with what there is, after this")
     parser.add_argument(
@@ -97,14 +97,16 @@ def _check(options: argparse.Namespace) -> None:
     if options.suite == "models":
         options.weights_only = True
     for name, known in (("mode", ALL_MODES), ("layout", LAYOUTS), ("contenders", contenders.ALL)):
-        chosen = (getattr(options, name) or "").split(",")
-        unknown = ", ".join(value for value in chosen if value and value not in known)
+        given = getattr(options, name)
+        chosen = [] if given is None else given.split(",")
+        unknown = ", ".join(value or "nothing" for value in chosen if value not in known)
         if unknown:
             raise ValueError(f"--{name}: unknown {unknown}; expected of {', '.join(known)}")
-    for name in ("sample", "rounds", "qps"):
+    for name in ("sample", "rounds", "qps", "budget_seconds"):
         value = getattr(options, name)
-        if value is not None and value <= 0:
-            raise ValueError(f"--{name} {value}; expected a positive number")
+        if value is not None and not value > 0:  # nan is not, either
+            raise ValueError(f"--{name.replace('_', '-')} {value}; expected a positive number")
+    suites.load(options.suite, options.sample, options.seed)  # raises, if it must, before --fresh removes anything
 
 
 class Bench:

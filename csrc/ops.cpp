@@ -295,7 +295,8 @@ bool planned(int32_t device, DType dtype, int64_t m, int64_t n, int64_t k) {
 
 // For the *_eager ops: ends the call where no tensors of these sizes have a plan, so that cudal2/ops.py remembers it.
 void defer_unplanned(const View& a, int64_t n, int64_t k) {
-  bool found = a.rank > 0 && a.is_half() && a.device_type == torch_().cuda && torch_().current_stream != nullptr;
+  if (a.rank == 0 || a.sizes[a.rank - 1] != k) return;  // no product at all: torch says so
+  bool found = a.is_half() && a.device_type == torch_().cuda && torch_().current_stream != nullptr;
   if (found) {
     int64_t m = 1;
     for (int64_t i = 0; i + 1 < a.rank; ++i) m *= a.sizes[i];

@@ -94,8 +94,8 @@ def _may_be_tuned(a: Tensor, b: Tensor, k: int) -> bool:
 
 
 def _rows(tensor: Tensor) -> Tensor:
-    """All rows of the last dimension, as a matrix."""
-    return tensor.flatten(0, -2) if tensor.dim() > 1 else tensor.unsqueeze(0)
+    """All rows of the last dimension, as a matrix. By reshape: flatten has no batching rule."""
+    return tensor.reshape(tensor.shape[:-1].numel(), tensor.shape[-1])
 
 
 def _wants_grad(*tensors: Tensor | None) -> bool:

@@ -40,6 +40,6 @@ def main(argv: list[str] | None = None) -> int:
         return _COMMANDS[options.command][0].run(options)
     except KeyboardInterrupt:
         return INTERRUPTED
-    except (ValueError, RuntimeError, OSError) as error:
+    except (ValueError, RuntimeError, OSError, ArithmeticError) as error:
         print(f"cudal2 {options.command}: {error}", file=sys.stderr)
         return USAGE_ERROR

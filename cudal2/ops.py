@@ -11,7 +11,7 @@ subclasses, forward-mode AD) is torch's own call, with its result or its error. 
 here: the op refuses it once, and from then on the call does not go through the dispatcher twice.
 
     matmul: no gradient wanted --> matmul_eager (C++: plan and launch), or torch.matmul where there is no plan
-            being compiled     --> matmul_forward (the same, but falls back to aten::matmul in C++)
+            compiled or traced --> matmul_forward (the same, but falls back to aten::matmul in C++)
             gradient wanted    --> torch.ops.cudal2.matmul --> MatMul, whose forward is matmul_forward
             neither applies    --> torch.matmul
 """
@@ -65,7 +65,8 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor
     """
     if out is not None:
         return _matmul_out(input, other, out)
-    if not is_compiling() and _unplanned and _known_unplanned(input, other):
+    recorded = _recorded()
+    if not recorded and _unplanned and _known_unplanned(input, other):
         return torch.matmul(input, other)
     if (
         type(input) in _PLAIN
@@ -76,7 +77,7 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor
     ):
         if torch.is_grad_enabled() and (input.requires_grad or other.requires_grad):
             return _differentiable_matmul(input, other)
-        if is_compiling():
+        if recorded:
             return matmul_forward(input, other)
         try:
             return matmul_eager(input, other)
@@ -102,7 +103,8 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Raises:
         RuntimeError: what F.linear raises; or that the plan table is malformed, naming file and row.
     """
-    if not is_compiling() and _unplanned and _known_unplanned(input, weight):
+    recorded = _recorded()
+    if not recorded and _unplanned and _known_unplanned(input, weight):
         return F.linear(input, weight, bias)
     if (
         type(input) in _PLAIN
@@ -116,7 +118,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             input.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
         ):
             return _differentiable_linear(input, weight, bias)
-        if is_compiling():
+        if recorded:
             return linear_forward(input, weight, bias)
         try:
             return linear_eager(input, weight, bias)
@@ -126,6 +128,11 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             if unplanned(error):
                 _remember(input, weight)
     return F.linear(input, weight, bias)
+
+
+def _recorded() -> bool:
+    """Whether what runs now is compiled or traced. A recorded graph needs the op that falls back by itself."""
+    return is_compiling() or torch._C._is_tracing() or torch._C._len_torch_dispatch_stack() > 0
 
 
 def _known_unplanned(input: Tensor, b: Tensor) -> bool:

@@ -8,6 +8,7 @@ replaced or tied weights, parametrizations and hooks behave as ever.
 from __future__ import annotations
 
 import copy
+import threading
 import weakref
 from types import TracebackType
 from typing import Any, TypeGuard
@@ -17,18 +18,23 @@ from torch import Tensor, nn
 
 from cudal2.ops import linear
 
+_LOCK = threading.Lock()
+"""Held while layers change hands: patches may come and go in several threads."""
+
 
 class Patch:
     """The layers that one call of :func:`patch` routed to cudal2.linear. A context manager; also undone by `undo()`."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._forwards = [_forward_for(layer).claim(layer) for layer in model.modules() if _is_patchable(layer)]
+        with _LOCK:
+            self._forwards = [_forward_for(layer).claim(layer) for layer in model.modules() if _is_patchable(layer)]
         self._layers = len(self._forwards)
 
     def undo(self) -> None:
         """Give the layers their own forward back, unless another patch still wants them. A second call does nothing."""
-        while self._forwards:
-            self._forwards.pop().release()
+        with _LOCK:
+            while self._forwards:
+                self._forwards.pop().release()
 
     def __enter__(self) -> Patch:
         return self
@@ -59,7 +65,8 @@ def patch(model: nn.Module) -> Patch:
     Left alone: layers whose forward is not nn.Linear's (subclasses that define one, instances that were given one).
     Not covered: nn.MultiheadAttention and nn.TransformerEncoderLayer's fast path, which use a layer's weights and
     never call its forward; code that calls torch.nn.functional.linear itself. nn.DataParallel copies layers in a way
-    that keeps the original's forward: patch no model that is in one.
+    that keeps the original's forward: patch no model that is in one. So does copy.copy. torch.jit.script cannot compile
+    a patched layer: undo first.
 
     Args:
         model: any module. Layers that are added to it later are not patched.

@@ -99,10 +99,14 @@ class Plan:
         if min(key.shape) < 1:
             raise ValueError(f"m,n,k={key.shape}; expected positive integers")
         spec = self.spec
+        spec.validate()
         if (spec.dtype, spec.layout) != (key.dtype, key.layout):
             raise ValueError(f"kernel={self.kernel!r} is not for dtype={key.dtype}, layout={key.layout}")
         if knobs.group < 1 or knobs.raster not in (0, 1) or knobs.ctas < 0 or pdl not in ("0", "1"):
             raise ValueError(f"{knobs}; expected group >= 1, raster 0 or 1, ctas >= 0, pdl 0 or 1")
+        for name, us in (("us", self.us), ("torch_us", self.torch_us), ("lt_us", self.lt_us)):
+            if us is not None and not (math.isfinite(us) and us > 0):
+                raise ValueError(f"{name}={us}; expected a time in µs, above 0")
         if self.use not in USES:
             raise ValueError(f"use={self.use!r}; expected one of {USES}")
 
@@ -138,7 +142,7 @@ def read(path: str | Path) -> Table:
     header: dict[str, str] = {}
     plans: dict[Key, Plan] = {}
     columns: list[str] | None = None
-    with open(path, newline="") as file:
+    with open(path, newline="", encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             line = line.rstrip("\r\n")
             if line.startswith("#"):

@@ -153,8 +153,8 @@ class KernelSpec:
             return f"family={self.family!r}; expected one of {sorted(MAX_SMEM)}"
         if self.dtype not in DTYPES or self.layout not in LAYOUTS:
             return f"dtype={self.dtype!r}, layout={self.layout!r}; expected one of {DTYPES} and {LAYOUTS}"
-        if self.stages < 1:
-            return f"stages={self.stages}; at least 1"
+        if self.stages < 2:
+            return f"stages={self.stages}; at least 2"
         if self.smem_bytes > MAX_SMEM[self.family]:
             return f"needs {self.smem_bytes} bytes of shared memory; at most {MAX_SMEM[self.family]}"
         return self._sm90_problem() if self.family == "sm90" else self._wmma_problem()
@@ -173,8 +173,6 @@ class KernelSpec:
             return f"bn={self.bn}; expected a multiple of 8, 8 to 256"
         if self.bk % 64 or self.bk == 0:
             return f"bk={self.bk}; expected a multiple of 64 (one 128-byte swizzle row)"
-        if self.stages < 2:
-            return f"stages={self.stages}; at least 2"
         registers = {1: 255, 2: 224, 3: 160}[self.consumers]
         if self.accumulator_registers + 32 > registers or (self.consumers == 3 and self.bn > 192):
             return f"{self.accumulator_registers} accumulator registers do not fit {self.threads} threads"

@@ -371,6 +371,13 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
           ring.advance();
         }
       }
+      if constexpr (Config::kShare > 1) {
+        // Until every arrival from other CTAs has landed on this one's barriers, this CTA has to stay.
+        for (int stage = 0; stage < Config::kStages; ++stage) {
+          ptx::mbarrier_wait(smem.empty(ring.stage), ring.phase ^ 1);
+          ring.advance();
+        }
+      }
     }
     __syncwarp();
     if constexpr (Config::kReuse) ptx::cluster_sync_relaxed();  // the one in reduce_and_store

@@ -42,6 +42,8 @@ struct WmmaConfig {
   static constexpr int kEpilogue = kWarpsK * BM * kPitchC * 4;
   static constexpr int kSmem = kPipeline > kEpilogue ? kPipeline : kEpilogue;
 
+  static_assert(kStages >= 2);  // with one, a block would be overwritten while it is read
+
   // Before 8.0 there are no bf16 fragments: such an instance is compiled empty there, and its KernelInfo says 8.0.
   static constexpr int kMinArch = std::is_same_v<T, bf16> ? 80 : 75;
 };
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(Config::kThreads) wmma_gemm(const __grid_const
     }
 
     for (int block = 0; block < k_blocks; ++block) {
-      ptx::cp_async_wait<(Config::kStages > 1 ? Config::kStages - 2 : 0)>();
+      ptx::cp_async_wait<Config::kStages - 2>();
       __syncthreads();
       const int next = block + Config::kStages - 1;
       if (next < k_blocks) load_k_block<Config>(smem, params, tile, next % Config::kStages, next);

@@ -21,8 +21,8 @@ TileOrder tile_order(const KernelInfo& kernel, const LaunchKnobs& knobs, const G
   TileOrder order;
   order.tiles_m = static_cast<int>(ceil_div(args.m, int64_t{kernel.bm} * kernel.cluster_m));
   order.tiles_n = static_cast<int>(ceil_div(args.n, int64_t{kernel.bn} * kernel.cluster_n));
-  order.group = std::max(1, knobs.group);
   order.raster = knobs.raster;
+  order.group = std::max(1, std::min(knobs.group, knobs.raster == 0 ? order.tiles_m : order.tiles_n));
   return order;
 }
 

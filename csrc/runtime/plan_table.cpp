@@ -7,8 +7,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstdlib>
 #include <fstream>
+#include <locale>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -73,9 +75,23 @@ std::vector<std::string> split(const std::string& line) {
   return cells;
 }
 
+// The whole of `text` as a number, whatever the process's locale is (strtof would read "1.5" by it).
+template <class Number>
+bool parse(const std::string& text, Number* value) {
+  std::istringstream stream(text);
+  stream.imbue(std::locale::classic());
+  stream >> *value;
+  return !stream.fail() && stream.get() == std::istringstream::traits_type::eof() &&
+         text.find(' ') == std::string::npos;
+}
+
 void drop_carriage_return(std::string& line) {
   if (!line.empty() && line.back() == '\r') line.pop_back();
 }
+
+const std::vector<std::string> kColumns = {"dtype",  "layout", "m",   "n",  "k",        "kernel", "group",
+                                           "raster", "ctas",   "pdl", "us", "torch_us", "lt_us",  "use"};
+constexpr int64_t kMostKnob = 1 << 20;
 
 // The `# key: value` lines at a table's head.
 std::map<std::string, std::string> read_header(const std::string& path) {
@@ -107,19 +123,20 @@ class Row {
     if (cell == cells_.end()) fail(std::string("no column '") + name + "'");
     return cell->second;
   }
-  int64_t integer(const char* name, int64_t least) const {
-    char* end = nullptr;
-    const int64_t value = std::strtoll(text(name).c_str(), &end, 10);
-    if (text(name).empty() || *end != '\0' || value < least || value > (int64_t{1} << 40)) {
-      fail(std::string(name) + "='" + text(name) + "'; expected an integer of at least " + std::to_string(least));
+  int64_t integer(const char* name, int64_t least, int64_t most = int64_t{1} << 40) const {
+    int64_t value = 0;
+    if (!parse(text(name), &value) || value < least || value > most) {
+      fail(std::string(name) + "='" + text(name) + "'; expected an integer from " + std::to_string(least) + " to " +
+           std::to_string(most));
     }
     return value;
   }
-  float number(const char* name) const {
-    char* end = nullptr;
-    const float value = std::strtof(text(name).c_str(), &end);
-    if (*end != '\0' || value < 0) fail(std::string(name) + "='" + text(name) + "'; expected a time in microseconds");
-    return value;
+  float microseconds(const char* name) const {
+    double value = 0;
+    if (!parse(text(name), &value) || !std::isfinite(value) || value <= 0) {
+      fail(std::string(name) + "='" + text(name) + "'; expected a time in microseconds, above 0");
+    }
+    return static_cast<float>(value);
   }
   int choice(const char* name, const char* zero, const char* one) const {
     if (text(name) == zero) return 0;
@@ -133,17 +150,27 @@ class Row {
   std::map<std::string, std::string> cells_;
 };
 
+// Whether this build has any kernel of the family that a kernel name starts with. A build for other architectures may
+// lack a family as a whole: its rows do not apply then, and are no error.
+bool has_family(const std::string& name) {
+  const std::string family = name.substr(0, name.find('_'));
+  for (const KernelInfo* kernel : kernels()) {
+    if (family == kernel->family) return true;
+  }
+  return false;
+}
+
 std::pair<Key, Plan> read_plan(const Row& row, int arch) {
   const auto dtype = static_cast<DType>(row.choice("dtype", "f16", "bf16"));
   const auto layout = static_cast<Layout>(row.choice("layout", "nn", "tn"));
   const Key key = make_key(dtype, layout, row.integer("m", 1), row.integer("n", 1), row.integer("k", 1));
   Plan plan;
   plan.use_own = row.choice("use", "cublas", "own") == 1;
-  plan.us = row.number("us");
-  plan.torch_us = row.number("torch_us");
-  plan.knobs.group = static_cast<int>(row.integer("group", 1));
+  plan.us = row.microseconds("us");
+  plan.torch_us = row.microseconds("torch_us");
+  plan.knobs.group = static_cast<int>(row.integer("group", 1, kMostKnob));
   plan.knobs.raster = row.choice("raster", "0", "1");
-  plan.knobs.ctas = static_cast<int>(row.integer("ctas", 0));
+  plan.knobs.ctas = static_cast<int>(row.integer("ctas", 0, kMostKnob));
   plan.knobs.pdl = row.choice("pdl", "0", "1") == 1;
   const std::string& name = row.text("kernel");
   plan.kernel = find_kernel(name);
@@ -160,20 +187,31 @@ std::pair<Key, Plan> read_plan(const Row& row, int arch) {
 std::vector<std::pair<Key, Plan>> read_plans(const std::string& path, int arch) {
   std::ifstream file(path);
   if (!file) throw std::runtime_error("cudal2: plan table " + path + ": cannot be read");
-  std::vector<std::string> names;
   std::vector<std::pair<Key, Plan>> plans;
+  std::map<std::string, int> seen;  // dtype,layout,m,n,k -> line
+  bool started = false;
   int number = 0;
   for (std::string line; std::getline(file, line);) {
     ++number;
     drop_carriage_return(line);
     if (line.empty() || line[0] == '#') continue;
-    if (names.empty()) {
-      names = split(line);
-    } else {
-      plans.push_back(read_plan(Row(path, number, names, line), arch));
+    if (!started) {
+      started = true;
+      if (split(line) != kColumns) {
+        throw std::runtime_error("cudal2: plan table " + path + ", line " + std::to_string(number) +
+                                 ": expected the columns dtype,layout,m,n,k,kernel,group,raster,ctas,pdl,us,torch_us," +
+                                 "lt_us,use");
+      }
+      continue;
     }
+    const Row row(path, number, kColumns, line);
+    std::string key;
+    for (const char* name : {"dtype", "layout", "m", "n", "k"}) key += row.text(name) + ",";
+    const auto first = seen.emplace(key, number);
+    if (!first.second) row.fail("the same dtype,layout,m,n,k as line " + std::to_string(first.first->second));
+    if (has_family(row.text("kernel"))) plans.push_back(read_plan(row, arch));
   }
-  if (names.empty()) throw std::runtime_error("cudal2: plan table " + path + ": no header row");
+  if (!started) throw std::runtime_error("cudal2: plan table " + path + ": no header row");
   return plans;
 }
 
@@ -205,9 +243,10 @@ std::vector<std::string> table_files(const std::string& directory) {
   return files;
 }
 
-int arch_of(const std::map<std::string, std::string>& header) {
-  const auto arch = header.find("arch");
-  return arch == header.end() ? 0 : static_cast<int>(std::atof(arch->second.c_str()) * 10 + 0.5);
+double header_number(const std::map<std::string, std::string>& header, const char* name) {
+  const auto entry = header.find(name);
+  double value = 0;
+  return entry != header.end() && parse(entry->second, &value) && std::abs(value) < 1e6 ? value : 0;
 }
 
 struct Loaded {
@@ -225,11 +264,9 @@ std::unique_ptr<Loaded> load(int device) {
   for (const std::string& file : table_files(plan_directory())) {
     const auto header = read_header(file);
     const auto gpu = header.find("gpu");
-    if (gpu == header.end() || arch_of(header) / 10 != properties.arch / 10) continue;
-    const auto sms = header.find("sms");
+    if (gpu == header.end() || static_cast<int>(header_number(header, "arch")) != properties.arch / 10) continue;
     const bool same = gpu->second == properties.name;
-    const int distance =
-        same ? -1 : std::abs((sms == header.end() ? 0 : std::atoi(sms->second.c_str())) - properties.sm_count);
+    const int distance = same ? -1 : std::abs(static_cast<int>(header_number(header, "sms")) - properties.sm_count);
     if (distance >= nearest) continue;
     nearest = distance;
     loaded->status.table = file;

@@ -43,7 +43,15 @@ def main(argv: list[str] | None = None) -> int:
     if not torch.cuda.is_available():
         print("confirm: no GPU that this torch can use; it measures, so it needs one", file=sys.stderr)
         return 3
-    table = plans.read(Path(options.table))
+    try:
+        table = plans.read(Path(options.table))
+    except (OSError, plans.PlanError) as error:
+        print(f"confirm: {error}", file=sys.stderr)
+        return 2
+    gpu = measure.provenance()["gpu"]
+    if table.gpu != gpu:
+        print(f"confirm: {options.table} was measured on {table.gpu}, and this is {gpu}", file=sys.stderr)
+        return 2
     end = time.monotonic() + options.budget_seconds
     confirmed = []
     with open(options.log, "w", newline="") as file:

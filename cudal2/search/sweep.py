@@ -3,9 +3,10 @@
     python -m cudal2.search.sweep --dtype f16 --layout nn,tn --shapes grid --lt --out h200.csv --log f16.csv.gz
     python -m cudal2.search.sweep --dtype bf16 --layout nn,tn --seed-log f16.csv.gz --out h200.csv --log bf16.csv.gz
 
-An existing --out is added to: its rows for other problems stay. With --resume, problems that it holds already are left
-out too. A kernel that hangs or takes the device's context down ends the worker process; the parent starts another,
-which first runs that problem's kernels one by one to find the culprit, and goes on without it.
+An existing --out is added to: its rows for other problems stay. Sweeps that run at once (--shard) need an --out each;
+cudal2.search.merge joins them. With --resume, problems that it holds already are left out too. A kernel that hangs or
+takes the device's context down ends the worker process; the parent starts another, which first runs that problem's
+kernels one by one to find the culprit, and goes on without it.
 """
 
 from __future__ import annotations
@@ -76,8 +77,10 @@ def selection(options: argparse.Namespace) -> list[shapes.Shape]:
     """The shapes to sweep, in an order that spreads sizes evenly over time."""
     chosen = shapes.load(options.shapes)
     chosen = shapes.sample(chosen, len(chosen) if options.sample is None else options.sample, options.seed)
-    index, count = (int(part) for part in options.shard.split("/"))
-    return chosen[index::count]
+    index, _, count = options.shard.partition("/")
+    if not (index.isdecimal() and count.isdecimal() and int(index) < int(count)):
+        raise SystemExit(f"--shard {options.shard}: expected i/n, with i from 0 to n - 1")
+    return chosen[int(index) :: int(count)]
 
 
 def _work(options: argparse.Namespace) -> int:
@@ -94,15 +97,18 @@ def _work(options: argparse.Namespace) -> int:
     if not torch.cuda.is_available():
         raise SystemExit("sweep: no GPU that this torch can use; a sweep measures, so it needs one")
     torch.cuda.set_device(options.device)
-    log = Journal(options.log, options.resume)
+    chosen = selection(options)
+    seeds = journal.best(options.seed_log, options.top) if options.seed_log else {}  # before a log of that name is new
     out = Path(options.out)
+    provenance = measure.provenance(options.device)
     table = _compiled_only(plans.read(out), set(tools.kernel_names())) if out.exists() else Table({}, {})
-    table.header = {**table.header, **measure.provenance(options.device), "mode": "graph, PDL off"}
+    if table.plans and table.gpu != provenance["gpu"]:
+        raise SystemExit(f"--out {out}: measured on {table.gpu}, and this is {provenance['gpu']}: name another file")
+    table.header = {**table.header, **provenance, "mode": "graph, PDL off"}
+    log = Journal(options.log, options.resume)
     done = log.finished() & set(table.plans)
     crashes, culprits = log.crashes(), log.culprits()
 
-    chosen = selection(options)
-    seeds = journal.best(options.seed_log, options.top) if options.seed_log else {}
     pool = measure.Pool(options.dtype, chosen, options.seed)
     torch.cuda.synchronize()
     watch = measure.Stopwatch(options.device, options.seed)

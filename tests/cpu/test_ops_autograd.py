@@ -13,8 +13,10 @@ import torch.nn.functional as F
 from products import LINEAR, MATMUL, rand
 from torch import Tensor
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import cudal2
+from cudal2 import autograd, ops
 from cudal2.autograd import Linear, MatMul
 
 MATMULS = {
@@ -149,3 +151,25 @@ def test_opcheck_linear(case: str, wants_grad: bool) -> None:
     torch.library.opcheck(torch.ops.cudal2.linear.default, arguments)
     if not wants_grad:
         torch.library.opcheck(torch.ops.cudal2.linear_forward.default, arguments)
+
+
+def test_rows_of_a_batched_tensor() -> None:
+    """Batched gradients (vectorised jacobians, is_grads_batched) run backward under vmap."""
+    batch = torch.randn(3, 2, 4, 5)
+    assert torch.equal(torch.vmap(autograd._rows)(batch), batch.reshape(3, 8, 5))
+    assert autograd._rows(torch.randn(7)).shape == (1, 7)
+    assert autograd._rows(torch.randn(2, 0, 5)).shape == (0, 5)
+
+
+def test_recorded_calls_are_known() -> None:
+    """What is traced must not hold the op that refuses sizes without a plan: a replay has other sizes."""
+    seen: list[bool] = []
+
+    def probe(x: torch.Tensor) -> torch.Tensor:
+        seen.append(ops._recorded())
+        return x + 1
+
+    probe(torch.ones(2))
+    torch.jit.trace(probe, torch.ones(2), check_trace=False)
+    make_fx(probe)(torch.ones(2))
+    assert seen == [False, True, True]

@@ -6,6 +6,7 @@ import copy
 import gc
 import io
 import pickle
+import threading
 import weakref
 
 import pytest
@@ -348,3 +349,25 @@ def test_multihead_attention_works_and_is_not_covered(calls: list[Tensor]) -> No
 def test_what_is_no_module(model: object) -> None:
     with pytest.raises(TypeError, match=r"expected an nn\.Module"):
         cudal2.patch(model)  # type: ignore[arg-type]
+
+
+def test_patches_come_and_go_in_threads() -> None:
+    """Each patch undoes what it did and no more, whichever thread another is in."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(20)))
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            for _ in range(200):
+                with cudal2.patch(model):
+                    pass
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert all("forward" not in layer.__dict__ for layer in model)

@@ -424,6 +424,8 @@ def test_sizes_without_a_plan_are_remembered_and_only_they(product: Callable[[Te
     good_a, good_b = half(64, 64), half(64, 64)
     with pytest.raises(RuntimeError):
         product(good_a, good_b.bfloat16())
+    with pytest.raises(RuntimeError):
+        product(half(64, 128), good_b)  # K does not match: no size at all
     product(good_a[:, ::2].contiguous().repeat(1, 2), good_b)
     assert cudal2.last_path() != "torch"
     misaligned = half(64 * 64 + 1)[1:].view(64, 64)
@@ -458,3 +460,31 @@ def test_first_call_of_a_thread(dtype: torch.dtype) -> None:
     assert "torch" not in paths
     for (a, b), out in zip(problems, outs, strict=True):
         torch.testing.assert_close(out, a @ b, rtol=2e-2, atol=2e-1)
+
+
+@pytest.mark.usefixtures("tuned")
+def test_traced_without_gradients_and_replayed_at_another_size() -> None:
+    w = rand(128, 64, dtype=torch.float16, device="cuda")
+    with torch.no_grad():
+        traced = torch.jit.trace(lambda x: cudal2.linear(x, w), rand(64, 64, dtype=torch.float16, device="cuda"))
+    for rows in (64, 100):
+        x = rand(rows, 64, dtype=torch.float16, device="cuda")
+        torch.testing.assert_close(traced(x), F.linear(x, w), rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.usefixtures("tuned")
+@pytest.mark.parametrize(
+    ("ours", "torchs"),
+    [(cudal2.linear, F.linear), (lambda a, b: cudal2.matmul(a, b.mT), lambda a, b: a @ b.mT)],
+    ids=["linear", "matmul"],
+)
+def test_batched_gradients(
+    ours: Callable[[Tensor, Tensor], Tensor], torchs: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    x = rand(16, 64, dtype=torch.float16, device="cuda")
+    w = rand(128, 64, dtype=torch.float16, device="cuda")
+    found, wanted = (
+        torch.autograd.functional.jacobian(lambda a, product=product: product(a, w).sum(0), x, vectorize=True)
+        for product in (ours, torchs)
+    )
+    torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-2)

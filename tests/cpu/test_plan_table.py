@@ -1,0 +1,111 @@
+"""The C++ plan table: what it loads, and that each malformed table is an error that names file and row."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "csrc" / "runtime" / "plan_table.cpp"
+if not SOURCE.is_file() or shutil.which("g++") is None:
+    pytest.skip("needs the source tree and g++", allow_module_level=True)
+
+KERNEL = "sm90_f16_tn_128x128x64_s6_c1x1_ping2"
+HEADER = "# gpu: NVIDIA H200\n# arch: 9.0\n# sms: 132\n"
+COLUMNS = "dtype,layout,m,n,k,kernel,group,raster,ctas,pdl,us,torch_us,lt_us,use\n"
+ROW = f"f16,tn,64,128,256,{KERNEL},4,1,132,0,2.5,3.25,,own\n"
+Load = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    target = tmp_path_factory.mktemp("plan_table") / "main"
+    sources = [str(Path(__file__).with_name("plan_table_main.cpp")), str(SOURCE)]
+    sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover"]
+    command = ["g++", "-std=c++17", "-O1", *sanitize, f"-I{ROOT / 'csrc'}", *sources, "-ldl", "-o", str(target)]
+    subprocess.run(command, check=True)
+    return target
+
+
+@pytest.fixture
+def load(program: Path, tmp_path: Path) -> Load:
+    def run(text: str, *problem: int, kernels: str = KERNEL, **environment: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "h200.csv").write_bytes(text.encode("utf-8"))
+        variables = {**os.environ, "KERNELS": kernels, **environment}
+        arguments = [str(program), str(tmp_path), *map(str, problem)]
+        return subprocess.run(arguments, env=variables, capture_output=True, text=True, timeout=60)
+
+    return run
+
+
+def test_a_plan_is_found_by_its_whole_key(load: Load) -> None:
+    result = load(HEADER + COLUMNS + ROW, 64, 128, 256, 64, 256, 128)
+    assert result.stdout.splitlines() == ["plans=1 tuned=1", f"{KERNEL} group=4 ctas=132 own=1 us=2.500", "none"]
+
+
+def test_windows_line_ends_and_blank_lines(load: Load) -> None:
+    assert load((HEADER + COLUMNS + "\n" + ROW).replace("\n", "\r\n")).stdout == "plans=1 tuned=1\n"
+
+
+def test_another_gpu_of_the_architecture_is_untuned(load: Load) -> None:
+    assert load(HEADER.replace("H200", "H100") + COLUMNS + ROW).stdout == "plans=1 tuned=0\n"
+    assert load(HEADER.replace("9.0", "8.0") + COLUMNS + ROW).stdout == "plans=0 tuned=0\n"
+    assert load(HEADER.replace("132", "-2147483648") + COLUMNS + ROW).returncode == 0
+
+
+def test_numbers_do_not_depend_on_the_locale(load: Load, tmp_path: Path) -> None:
+    """A process may have called setlocale; under a comma-decimal one strtof reads 2.5 as 2."""
+    if shutil.which("localedef") is None:
+        pytest.skip("no localedef to make a comma-decimal locale with")
+    made = subprocess.run(
+        ["localedef", "-i", "de_DE", "-f", "UTF-8", str(tmp_path / "de_DE.UTF-8")], capture_output=True
+    )
+    if made.returncode > 1 or not (tmp_path / "de_DE.UTF-8").exists():
+        pytest.skip("localedef has no source for de_DE")
+    result = load(HEADER + COLUMNS + ROW, 64, 128, 256, LOCPATH=str(tmp_path), LC_ALL="de_DE.UTF-8")
+    assert result.stdout.splitlines()[1].replace(",", ".").endswith("us=2.500"), result.stdout
+
+
+def test_a_build_without_the_family_takes_no_such_rows(load: Load) -> None:
+    """TORCH_CUDA_ARCH_LIST=8.0+PTX runs on a 9.0 device, and has no sm90 kernels at all."""
+    assert load(HEADER + COLUMNS + ROW, kernels="wmma_f16_tn_16x16x64_s4_w1x1k2").stdout == "plans=0 tuned=1\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "line", "message"),
+    [
+        (lambda text: text.replace(COLUMNS, ""), 4, "expected the columns"),
+        (lambda text: text.replace("lt_us,use", "lt_us"), 4, "expected the columns"),
+        (lambda text: text.replace("torch_us,lt_us", "torch_us,torch_us"), 4, "expected the columns"),
+        (lambda text: text + ROW, 6, "the same dtype,layout,m,n,k as line 5"),
+        (lambda text: text.replace(",own", ""), 5, "has 13 cells; expected 14"),
+        (lambda text: text.replace("f16,tn,64", "f32,tn,64"), 5, "dtype='f32'"),
+        (lambda text: text.replace("f16,tn,64", "f16,tt,64"), 5, "layout='tt'"),
+        (lambda text: text.replace(",64,", ",0,"), 5, "m='0'"),
+        (lambda text: text.replace(",64,", ",64x,"), 5, "m='64x'"),
+        (lambda text: text.replace(",64,", ",64\0x,"), 5, "m='64"),
+        (lambda text: text.replace(",64,", f",{2**63},"), 5, "m='9223372036854775808'"),
+        (lambda text: text.replace("ping2", "ping9"), 5, "is not compiled into this build"),
+        (lambda text: text.replace("tn,64", "nn,64"), 5, "another dtype or layout"),
+        (lambda text: text.replace(",4,1,132", f",{2**31},1,132"), 5, "group='2147483648'"),
+        (lambda text: text.replace(",4,1,132", ",4,2,132"), 5, "raster='2'"),
+        (lambda text: text.replace(",4,1,132", ",4,1,-1"), 5, "ctas='-1'"),
+        (lambda text: text.replace("132,0,", "132,yes,"), 5, "pdl='yes'"),
+        *((lambda text, us=us: text.replace("2.5", us), 5, f"us='{us}'") for us in ("", "0", "-1", "nan", "inf")),
+        (lambda text: text.replace(",own", ",ours"), 5, "use='ours'"),
+    ],
+)
+def test_malformed(load: Load, change: Callable[[str], str], line: int, message: str) -> None:
+    result = load(change(HEADER + COLUMNS + ROW))
+    assert result.returncode == 1, result.stdout + result.stderr
+    assert message in result.stdout
+    assert f"h200.csv, line {line}: " in result.stdout
+
+
+def test_an_empty_table_is_an_error(load: Load) -> None:
+    assert "no header row" in load(HEADER).stdout
