@@ -184,6 +184,10 @@ class TestGoingOn:
         assert _bench(out) == 0
         assert _bench(out, "--seed", "5") == 2
         assert "its seed is '0', this one's is '5'" in capsys.readouterr().err
+        assert _bench(out, "--qps", "5") == 2
+        assert "its qps is '100', this one's is '5'" in capsys.readouterr().err
+        assert _bench(out, "--layout", "tn") == 2
+        assert "its layout is 'nn,tn', this one's is 'tn'" in capsys.readouterr().err
 
     @pytest.mark.usefixtures("gpu")
     def test_time_is_up(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -287,7 +291,9 @@ class TestOptions:
             (["--contenders", "fastest"], "--contenders: unknown fastest; expected of torch, "),
             (["--mode", "graph,hot"], "--mode: unknown hot; expected of graph, "),
             (["--layout", "tt"], "--layout: unknown tt; expected of nn, tn"),
+            (["--mode", ""], "--mode: unknown nothing; expected of graph, "),
             (["--sample", "0"], "--sample 0; expected a positive number"),
+            (["--budget-seconds", "nan"], "--budget-seconds nan; expected a positive number"),
             (["--suite", "nowhere.csv"], "shape 'nowhere.csv'; expected three positive integers"),
         ],
     )
@@ -297,6 +303,22 @@ class TestOptions:
     ) -> None:
         assert _bench(tmp_path / "out.csv", *options) == 2
         assert message in capsys.readouterr().err
+
+    @pytest.mark.usefixtures("gpu")
+    def test_a_suite_that_is_not_there_leaves_the_file(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        out = tmp_path / "out.csv"
+        out.write_text("kept")
+        assert cli.main(["bench", "--suite", "layers.csv", "--out", str(out), "--fresh"]) == 2
+        assert "shape 'layers.csv'; expected three positive integers" in capsys.readouterr().err
+        assert out.read_text() == "kept"
+
+    def test_help_breaks_no_name(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        monkeypatch.setenv("COLUMNS", "80")
+        assert cli.main(["bench", "--help"]) == 0
+        words = capsys.readouterr().out.replace(",", " ").replace(";", " ").split()
+        assert {*contenders.ALL, *modes.ROUNDS} <= set(words)
 
     def test_without_a_gpu(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
