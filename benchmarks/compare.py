@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks import results, summary
-from benchmarks.results import Cells
+from benchmarks import results_file, summary
+from benchmarks.results_file import Cells
 from cudal2.shapes import Shape
 
 LEAST = 0.005
@@ -19,11 +19,11 @@ MOST_LISTED = 10
 
 def lines(old_file: str | Path, new_file: str | Path) -> list[str]:
     """The comparison as text. Raises ResultsError."""
-    old, new = results.read([old_file]), results.read([new_file])
+    old, new = results_file.read([old_file]), results_file.read([new_file])
     found = [f"old  {_origin(old)}", f"new  {_origin(new)}", "times, new over old: below 1 is faster now"]
     shared = sorted(old.groups.keys() & new.groups.keys())
     if not shared:
-        raise results.ResultsError(f"{old_file} and {new_file} have no mode, dtype and layout in common")
+        raise results_file.ResultsError(f"{old_file} and {new_file} have no mode, dtype and layout in common")
     for group in shared:
         before, after = old.groups[group], new.groups[group]
         limit, source = noise_limit(before, after)
@@ -78,6 +78,6 @@ def _listed(name: str, moves: dict[Shape, float], limit: float, before: Cells, a
         yield f"   ... and {len(moved) - MOST_LISTED} more of {name}"
 
 
-def _origin(found: results.Results) -> str:
+def _origin(found: results_file.Results) -> str:
     told = (f"{key} {found.header.get(key, '?')}" for key in ("gpu", "date", "commit", "clocks"))
     return f"{found.names[0]}: {', '.join(told)}"

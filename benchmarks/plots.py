@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import summary
-from benchmarks.results import Cells, Group
+from benchmarks.results_file import Cells, Group
 from benchmarks.summary import Speedup, label
 from cudal2.explain import roofline_us
 

@@ -14,8 +14,8 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 
-from benchmarks import results, suites, summary
-from benchmarks.results import Cells, Group, Results
+from benchmarks import results_file, suites, summary
+from benchmarks.results_file import Cells, Group, Results
 from benchmarks.summary import Bin, label
 
 _MODES = {
@@ -76,7 +76,7 @@ def run(options: argparse.Namespace) -> int:
         from benchmarks import plots
     except ImportError as error:
         raise RuntimeError(f"{error}: the report needs matplotlib (pip install 'cudal2[report]')") from error
-    found = results.read(options.files)
+    found = results_file.read(options.files)
     directory = Path(options.out or Path(options.files[0]).parent)
     sections = []
     for group in sorted(found.groups, key=_place):

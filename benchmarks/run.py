@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from benchmarks import compare, contenders, modes, results, suites
+from benchmarks import compare, contenders, modes, results_file, suites
 from benchmarks.clocks import Clocks
 from benchmarks.contenders import Contender, Field, Skipped
 from benchmarks.guard import Guard
@@ -126,7 +126,7 @@ class Bench:
         self.field = Field(self.watch, self.table)
         self.clocks = Clocks(index)
         self.started = time.monotonic()
-        self.writer = results.Writer(Path(options.out), self.header())
+        self.writer = results_file.Writer(Path(options.out), self.header())
 
     def header(self) -> dict[str, str]:
         """Where the figures come from, as far as it is known at the start."""
@@ -197,11 +197,11 @@ class Bench:
             }
             samples, ran = self._time(mode, guard, mine, us)
             self._still_fit(guard, shape, mode, samples)
-            groups = {layout: results.Group(mode, self.options.dtype, layout) for layout in self.layouts}
+            groups = {layout: results_file.Group(mode, self.options.dtype, layout) for layout in self.layouts}
             rows = []
             for (layout, name), values in samples.items():
                 note = notes[layout, contenders.plain_name(name)]
-                rows.append(results.row(groups[layout], shape, name, values, ran[layout, name], note))
+                rows.append(results_file.row(groups[layout], shape, name, values, ran[layout, name], note))
             yield mode, rows
 
     def _names(self, mode: str) -> list[str]:

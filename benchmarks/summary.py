@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from benchmarks.results import Cells
+from benchmarks.results_file import Cells
 from cudal2.explain import roofline_us
 from cudal2.shapes import Shape
 

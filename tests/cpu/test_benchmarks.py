@@ -26,7 +26,7 @@ if not (ROOT / "benchmarks").is_dir():
     pytest.skip("the benchmarks need the source tree", allow_module_level=True)
 sys.path.append(str(ROOT))
 
-from benchmarks import contenders, modes, results, suites  # noqa: E402
+from benchmarks import contenders, modes, results_file, suites  # noqa: E402
 
 SHAPE = Shape(16, 24, 32)
 KERNELS = {"nn": SPECS[-1].variant("f16", "nn").name, "tn": SPECS[-1].name}
@@ -108,7 +108,7 @@ class TestRows:
         assert all((row["mode"], row["m"], row["n"], row["k"]) == (mode, *map(str, SHAPE)) for row in rows)
         assert all(float(row["low_us"]) <= float(row["us"]) <= float(row["high_us"]) for row in rows)
         assert {row["count"] for row in rows} == {"3"}
-        header = results.read([out]).header
+        header = results_file.read([out]).header
         assert header["gpu"] == "NVIDIA H200"
         assert header["clocks"] == "SM 1980 MHz (1 samples)"
         assert header["table"] == "gpu NVIDIA H200, date 2026-01-01"
@@ -143,7 +143,7 @@ class TestRows:
         out = tmp_path / "out.csv"
         assert cli.main(["bench", "--suite", "8,8,8", "--out", str(out)]) == 0
         assert {row["contender"] for row in _rows(out)}.isdisjoint({"own", "own_pdl"})
-        assert results.read([out]).header["skipped_own"] == "no plan for some shapes"
+        assert results_file.read([out]).header["skipped_own"] == "no plan for some shapes"
 
 
 class FakeCold(modes.Cold):
@@ -208,7 +208,7 @@ class TestWrong:
         assert ("nn", "own") in timed
         assert ("tn", "own") not in timed
         assert f"WRONG own ({KERNELS['tn']}) on 16,24,32 f16 tn: wrong" in capsys.readouterr().err
-        assert "own_pdl" in results.read([out]).header["wrong"]
+        assert "own_pdl" in results_file.read([out]).header["wrong"]
 
     def test_a_wrong_baseline_is_reported_and_the_next_taken(
         self, gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -263,7 +263,7 @@ class TestWrong:
         out = tmp_path / "out.csv"
         assert _bench(out, "--contenders", "torch,own") == 0
         assert {row["contender"] for row in _rows(out)} == {"own"}
-        assert "cannot be captured" in results.read([out]).header["skipped_torch"]
+        assert "cannot be captured" in results_file.read([out]).header["skipped_torch"]
 
     def test_inputs_that_change_while_timing_spoil_the_figures(
         self, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

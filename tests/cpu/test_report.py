@@ -16,8 +16,8 @@ if not (ROOT / "benchmarks").is_dir():
     pytest.skip("the benchmarks need the source tree", allow_module_level=True)
 sys.path.append(str(ROOT))
 
-from benchmarks import compare, results, summary  # noqa: E402
-from benchmarks.results import Group  # noqa: E402
+from benchmarks import compare, results_file, summary  # noqa: E402
+from benchmarks.results_file import Group  # noqa: E402
 
 SMALL, LARGE = Shape(64, 64, 64), Shape(4096, 4096, 4096)
 HEADER = {"gpu": "NVIDIA H200", "date": "2026-01-02", "commit": "abc", "suite": "grid", "seed": "0", "dtype": "f16"}
@@ -29,12 +29,12 @@ TIMES = {
 
 
 def _write(path: Path, mode: str = "graph", scale: float = 1.0, **moved: float) -> Path:
-    writer = results.Writer(path, HEADER)
+    writer = results_file.Writer(path, HEADER)
     for (layout, shape), times in TIMES.items():
         group = Group(mode, "f16", layout)
         writer.problem(
             [
-                results.row(group, shape, name, [us * scale * moved.get(name, 1.0)] * 3, f"kernel of {name}", "")
+                results_file.row(group, shape, name, [us * scale * moved.get(name, 1.0)] * 3, f"kernel of {name}", "")
                 for name, us in times.items()
             ]
         )
@@ -43,14 +43,16 @@ def _write(path: Path, mode: str = "graph", scale: float = 1.0, **moved: float) 
 
 class TestResults:
     def test_a_row_says_rates_and_roofline(self, tmp_path: Path) -> None:
-        row = dict(zip(results.COLUMNS, results.row(Group("graph", "f16", "nn"), LARGE, "own", [200.0], "k", "")))
+        row = dict(
+            zip(results_file.COLUMNS, results_file.row(Group("graph", "f16", "nn"), LARGE, "own", [200.0], "k", ""))
+        )
         assert float(row["tflops"]) == pytest.approx(2 * 4096**3 / 200e-6 / 1e12, rel=1e-3)
         assert float(row["gbps"]) == pytest.approx(6 * 4096**2 / 200e-6 / 1e9, rel=1e-3)
         assert float(row["roofline"]) == pytest.approx(2 * 4096**3 / 800e12 / 200e-6, rel=1e-3)
         assert row["samples"] == ""
 
     def test_maxima_are_the_faster_layout(self, tmp_path: Path) -> None:
-        found = results.read([_write(tmp_path / "a.csv")])
+        found = results_file.read([_write(tmp_path / "a.csv")])
         for layout in ("nn", "tn"):
             assert found.groups[Group("graph", "f16", layout)][SMALL]["lt_autotune_max"].us == 2.2
         assert "lt_autotune_max" not in found.groups[Group("graph", "f16", "nn")][LARGE]
@@ -59,33 +61,33 @@ class TestResults:
         path = _write(tmp_path / "a.csv")
         lines = [line for line in path.read_text().splitlines() if not line.startswith("graph,f16,tn,64,64,64,lt_")]
         path.write_text("".join(f"{line}\n" for line in lines))
-        found = results.read([path])
+        found = results_file.read([path])
         for layout in ("nn", "tn"):
             assert found.groups[Group("graph", "f16", layout)][SMALL]["lt_autotune_max"].us == 2.4
 
     def test_what_is_known_at_the_end_counts_last(self, tmp_path: Path) -> None:
         path = _write(tmp_path / "a.csv")
-        results.Writer(path, HEADER).comment({"clocks": "SM 1\nMHz"})
-        results.Writer(path, HEADER).comment({"clocks": "SM 2 MHz"})
-        assert results.read([path]).header["clocks"] == "SM 2 MHz"
+        results_file.Writer(path, HEADER).comment({"clocks": "SM 1\nMHz"})
+        results_file.Writer(path, HEADER).comment({"clocks": "SM 2 MHz"})
+        assert results_file.read([path]).header["clocks"] == "SM 2 MHz"
 
     def test_headers_that_differ_are_both_shown(self, tmp_path: Path) -> None:
         first, second = _write(tmp_path / "a.csv"), _write(tmp_path / "b.csv", mode="cold")
         second.write_text(second.read_text().replace("commit: abc", "commit: def"))
-        found = results.read([first, second])
+        found = results_file.read([first, second])
         assert found.header["commit"] == "abc | def"
         assert {group.mode for group in found.groups} == {"graph", "cold"}
 
     def test_another_file_is_refused(self, tmp_path: Path) -> None:
         path = tmp_path / "x.csv"
         path.write_text("a,b\n1,2\n")
-        with pytest.raises(results.ResultsError, match=r"x\.csv is no results file: expected the columns mode,dtype"):
-            results.read([path])
+        with pytest.raises(results_file.ResultsError, match=r"x\.csv is no results file: expected the columns mode"):
+            results_file.read([path])
 
 
 class TestSummary:
     def test_speedups(self, tmp_path: Path) -> None:
-        cells = results.read([_write(tmp_path / "a.csv")]).groups[Group("graph", "f16", "nn")]
+        cells = results_file.read([_write(tmp_path / "a.csv")]).groups[Group("graph", "f16", "nn")]
         over_torch, over_lt, over_max = summary.speedups(cells, "cudal2")
         assert over_torch.ratios == {SMALL: 1.5, LARGE: 0.5}
         assert over_torch.geomean == pytest.approx(0.75**0.5)
@@ -95,14 +97,14 @@ class TestSummary:
         assert summary.worst(cells, "cudal2", "torch", 1) == [(LARGE, 0.5)]
 
     def test_noise(self, tmp_path: Path) -> None:
-        cells = results.read([_write(tmp_path / "a.csv")]).groups[Group("graph", "f16", "nn")]
+        cells = results_file.read([_write(tmp_path / "a.csv")]).groups[Group("graph", "f16", "nn")]
         (noise,) = summary.noise(cells)
         assert (noise.name, noise.count, noise.worst) == ("cudal2", 2, (LARGE, pytest.approx(1.01)))
         assert noise.geomean == pytest.approx(1.01**0.5)
         assert noise.p95 == pytest.approx(0.01)
 
     def test_sizes(self, tmp_path: Path) -> None:
-        cells = results.read([_write(tmp_path / "a.csv")]).groups[Group("graph", "f16", "nn")]
+        cells = results_file.read([_write(tmp_path / "a.csv")]).groups[Group("graph", "f16", "nn")]
         small, large = summary.by_size(cells, "cudal2")
         assert (small.title, small.shapes, large.title, large.shapes) == ("18–19", [SMALL], "36–37", [LARGE])
         assert small.speedups["torch"] == 1.5
@@ -126,7 +128,7 @@ class TestCompare:
         assert re.search(r"\+ faster own +64,64,64 +0\.900", out)
 
     def test_the_limit_is_what_the_runs_measured(self, tmp_path: Path) -> None:
-        one, two = (results.read([_write(tmp_path / name)]).groups for name in ("a.csv", "b.csv"))
+        one, two = (results_file.read([_write(tmp_path / name)]).groups for name in ("a.csv", "b.csv"))
         group = Group("graph", "f16", "nn")
         assert compare.noise_limit(one[group], two[group])[0] == pytest.approx(0.01)
         alone = {SMALL: {"torch": one[group][SMALL]["torch"]}}
@@ -143,7 +145,7 @@ class TestReport:
     def page(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> str:
         pytest.importorskip("matplotlib", reason="plots need matplotlib (the report extra)")
         graph, server = _write(tmp_path / "graph.csv"), _write(tmp_path / "server.csv", mode="server")
-        results.Writer(graph, HEADER).comment({"wrong": "lt_autotune on 1,1,1: <wrong>; own on 2,2,2: worse"})
+        results_file.Writer(graph, HEADER).comment({"wrong": "lt_autotune on 1,1,1: <wrong>; own on 2,2,2: worse"})
         assert cli.main(["report", str(graph), str(server)]) == 0
         self.out = capsys.readouterr().out
         return (tmp_path / "report.html").read_text()
@@ -169,7 +171,7 @@ class TestReport:
     def test_a_result_without_ours(self, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib", reason="plots need matplotlib (the report extra)")
         path = tmp_path / "a.csv"
-        row = results.row(Group("overhead", "f16", "nn"), SMALL, "torch", [18.0], "", "")
-        results.Writer(path, HEADER).problem([row])
+        row = results_file.row(Group("overhead", "f16", "nn"), SMALL, "torch", [18.0], "", "")
+        results_file.Writer(path, HEADER).problem([row])
         assert cli.main(["report", str(path), "--out", str(tmp_path / "new")]) == 0
         assert "18.00" in (tmp_path / "new" / "report.html").read_text()
