@@ -32,12 +32,16 @@ class Interpreter:
 
 def find_cxx(env: Mapping[str, str] = os.environ) -> str:
     """The C++ compiler: CXX, else g++ or c++ on PATH. Raises BuildError if there is none."""
-    for name in (env.get("CXX"), "g++", "c++"):
-        if name and (path := shutil.which(name, path=env.get("PATH", ""))):
-            return path
-    tried = f"CXX={env['CXX']}, " if env.get("CXX") else ""
+    path = env.get("PATH", "")
+    if named := env.get("CXX"):
+        if found := shutil.which(named, path=path):
+            return found
+        raise BuildError(f"CXX={named} is not a program on PATH. Name one, or unset CXX to use g++.")
+    for name in ("g++", "c++"):
+        if found := shutil.which(name, path=path):
+            return found
     raise BuildError(
-        f"no C++ compiler: tried {tried}g++ and c++ on PATH. Install g++ (Debian, Ubuntu: apt install g++) or set CXX."
+        "no C++ compiler: tried g++ and c++ on PATH. Install g++ (Debian, Ubuntu: apt install g++) or set CXX."
     )
 
 

@@ -88,9 +88,9 @@ class Setup:
 
     @property
     def info(self) -> str:
-        """What `cudal2 info` says about the build: nvcc and the architectures, or ``fallback-only: <why>``."""
+        """What `cudal2 info` says about the build: nvcc and the architectures, or that there was no nvcc."""
         if self.toolkit is None:
-            return f"fallback-only: {self.why_fallback}"
+            return "fallback-only: no nvcc was found when it was built"
         names = [arch.sm for arch in self.archs] + [f"compute_{a.major}{a.minor}" for a in self.archs if a.ptx]
         return f"nvcc {self.toolkit.version}, {' '.join(names)}"
 

@@ -13,8 +13,8 @@ def _load(library: Path) -> None:
     """Register the ops of `library` with torch. Raises ImportError, saying what to do, if it is not there or unfit."""
     if not library.is_file():
         raise ImportError(
-            f"cudal2's native library {library} is not there: this source tree was not built. "
-            "Run `pip install .` in it (`pip install -e .` to work on it), or import the installed package elsewhere."
+            f"cudal2's native library {library} is not there: this source tree was not built. If cudal2 is installed, "
+            "run Python in another folder, where it is found; to work in this tree, build it: `pip install -e .`."
         )
     try:
         torch.ops.load_library(str(library))

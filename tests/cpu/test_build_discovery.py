@@ -222,7 +222,13 @@ def test_the_build_asks_for_torch_only_where_there_is_none(tmp_path: Path, monke
 
 
 def test_no_compiler_is_a_clear_error(tmp_path: Path) -> None:
-    with pytest.raises(BuildError, match=r"tried CXX=clang\+\+-99, g\+\+ and c\+\+ on PATH. Install"):
+    with pytest.raises(BuildError, match=r"tried g\+\+ and c\+\+ on PATH. Install"):
+        host.find_cxx({"PATH": str(tmp_path)})
+
+
+def test_a_named_compiler_that_is_not_there_is_not_passed_over(tmp_path: Path) -> None:
+    executable(tmp_path / "g++", "#!/bin/sh\n")
+    with pytest.raises(BuildError, match=r"CXX=clang\+\+-99 is not a program on PATH"):
         host.find_cxx({"PATH": str(tmp_path), "CXX": "clang++-99"})
 
 

@@ -76,7 +76,8 @@ def copied(tmp_path: Path) -> Path:
 def test_a_source_tree_that_was_not_built(copied: Path) -> None:
     run = python("import cudal2", path=copied)
     assert "ImportError: cudal2's native library" in run.stderr
-    assert "pip install ." in run.stderr
+    assert "pip install -e ." in run.stderr
+    assert "another folder" in run.stderr
 
 
 def test_a_library_that_does_not_load(copied: Path) -> None:
