@@ -7,10 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import matplotlib
+from matplotlib import pyplot
+
 from benchmarks import summary
 from benchmarks.results_file import Cells, Group
 from benchmarks.summary import Speedup, label
 from cudal2.explain import roofline_us
+
+matplotlib.use("Agg")
 
 WIN, LOSS, INK, GRID = "#0072B2", "#D55E00", "#222222", "#dddddd"
 COLOURS = {
@@ -30,11 +35,6 @@ TICKS = (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.3, 1.5, 1.75, 2, 2.5,
 
 def draw(group: Group, cells: Cells, ours: str, directory: Path) -> dict[str, Path]:
     """Write the figures of a group. Returns their files, by what they show."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     pyplot.rcParams.update(
         {
             "font.size": 10,
@@ -57,7 +57,7 @@ def draw(group: Group, cells: Cells, ours: str, directory: Path) -> dict[str, Pa
     directory.mkdir(parents=True, exist_ok=True)
     files = {}
     for name, make in figures.items():
-        figure = make(pyplot, group, cells, ours)
+        figure = make(group, cells, ours)
         files[name] = directory / f"{'-'.join(group)}-{name}.png"
         figure.savefig(files[name], dpi=110, bbox_inches="tight", metadata={"Software": ""})
         pyplot.close(figure)
@@ -74,7 +74,7 @@ def _title(group: Group, ours: str, what: str) -> str:
     return f"{what}: {label(ours)}, {group.mode} mode, {group.dtype} {group.layout}"
 
 
-def _against_size(pyplot: Any, group: Group, cells: Cells, ours: str) -> Any:
+def _against_size(group: Group, cells: Cells, ours: str) -> Any:
     shown = _shown(cells, ours)
     columns = 2 if len(shown) > 1 else 1
     rows = math.ceil(len(shown) / columns)
@@ -133,7 +133,7 @@ def _ratio_axis(axis: Any, limits: tuple[float, float]) -> None:
     axis.minorticks_off()
 
 
-def _sorted(pyplot: Any, group: Group, cells: Cells, ours: str) -> Any:
+def _sorted(group: Group, cells: Cells, ours: str) -> Any:
     figure, axis = pyplot.subplots(figsize=(8, 4.4))
     shown = _shown(cells, ours)
     for speedup in shown:
@@ -150,7 +150,7 @@ def _sorted(pyplot: Any, group: Group, cells: Cells, ours: str) -> Any:
     return figure
 
 
-def _roofline(pyplot: Any, group: Group, cells: Cells, ours: str) -> Any:
+def _roofline(group: Group, cells: Cells, ours: str) -> Any:
     figure, axis = pyplot.subplots(figsize=(8, 4.4))
     for name in dict.fromkeys(("torch", summary.reference(cells), ours)):
         known = {
@@ -174,7 +174,7 @@ def _roofline(pyplot: Any, group: Group, cells: Cells, ours: str) -> Any:
     return figure
 
 
-def _latency(pyplot: Any, group: Group, cells: Cells, ours: str) -> Any:
+def _latency(group: Group, cells: Cells, ours: str) -> Any:
     figure, (absolute, relative) = pyplot.subplots(1, 2, figsize=(12, 4.4), sharey=True)
     names = [name for name in ("torch", "cublas", "lt_heuristic", "lt_autotune", "cudal2", "own") if _has(cells, name)]
     for name in names:

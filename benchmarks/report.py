@@ -2,7 +2,8 @@
 
     cudal2 report benchmarks/results/h200/*.csv
 
-writes report.html and the plots beside the first file (or to --out), and prints the headline figures. A speed-up is
+writes report.html and the plots to the folder report beside the first file (or to --out), and prints the headline
+figures. A speed-up is
 the baseline's time over ours; geomean over the shapes that have both.
 """
 
@@ -66,7 +67,7 @@ details { margin-top: 8px; } summary { cursor: pointer; color: var(--win); }
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cudal2 report`."""
     parser.add_argument("files", nargs="+", metavar="RESULTS.csv", help="results files; of both layouts, for maxima")
-    parser.add_argument("--out", help="directory to write to (default: that of the first file)")
+    parser.add_argument("--out", help="directory to write to (default: report, beside the first file)")
     parser.add_argument("--title", default="cudal2 against cuBLAS")
 
 
@@ -77,7 +78,7 @@ def run(options: argparse.Namespace) -> int:
     except ImportError as error:
         raise RuntimeError(f"{error}: the report needs matplotlib (pip install 'cudal2[report]')") from error
     found = results_file.read(options.files)
-    directory = Path(options.out or Path(options.files[0]).parent)
+    directory = Path(options.out or Path(options.files[0]).parent / "report")
     sections = []
     for group in sorted(found.groups, key=_place):
         cells = found.groups[group]

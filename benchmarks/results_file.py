@@ -158,10 +158,12 @@ def read(files: Iterable[str | Path]) -> Results:
             if known != value and value not in known.split(" | "):
                 found.header[key] = f"{known} | {value}"
         for line in rows:
-            cells = found.groups[Group(line["mode"], line["dtype"], line["layout"])][_shape(line)]
-            samples = [float(value) for value in line["samples"].split(";")] if line["samples"] else []
-            us, low_us, high_us = (float(line[name]) for name in ("us", "low_us", "high_us"))
-            cells[line["contender"]] = Cell(us, low_us, high_us, line["ran"], line["note"], samples)
+            try:
+                shape, cell = _shape(line), _cell(line)
+            except (ValueError, TypeError):  # the latter: columns are missing
+                start = ",".join(line[name] or "" for name in COLUMNS[:8])
+                raise ResultsError(f"{path}: a row is cut off or holds no figures: {start}") from None
+            found.groups[Group(line["mode"], line["dtype"], line["layout"])][shape][line["contender"]] = cell
     for group, cells_by_shape in list(found.groups.items()):
         other = found.groups.get(group._replace(layout="tn" if group.layout == "nn" else "nn"), {})
         for shape, cells in cells_by_shape.items():
@@ -178,16 +180,29 @@ def maximum(name: str) -> str:
 
 
 def _parse(path: Path) -> tuple[dict[str, str], list[dict[str, str]]]:
-    lines = path.read_text().splitlines()
+    refusal = ResultsError(f"{path} is no results file: expected the columns {','.join(COLUMNS)}")
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except UnicodeDecodeError:  # compressed, say
+        raise refusal from None
     header: dict[str, str] = {}
     for line in lines:
         if line.startswith("# "):
             key, _, value = line[2:].partition(": ")
             header[key] = value
     reader = csv.DictReader(line for line in lines if not line.startswith("#"))
-    if not set(COLUMNS) <= set(reader.fieldnames or ()):
-        raise ResultsError(f"{path} is no results file: expected the columns {','.join(COLUMNS)}")
-    return header, list(reader)
+    try:
+        if set(COLUMNS) <= set(reader.fieldnames or ()):
+            return header, list(reader)
+    except csv.Error:
+        pass
+    raise refusal
+
+
+def _cell(line: Mapping[str, str]) -> Cell:
+    samples = [float(value) for value in line["samples"].split(";")] if line["samples"] else []
+    us, low_us, high_us = (float(line[name]) for name in ("us", "low_us", "high_us"))
+    return Cell(us, low_us, high_us, line["ran"], line["note"], samples)
 
 
 def _problem(line: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import re
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ if not (ROOT / "benchmarks").is_dir():
     pytest.skip("the benchmarks need the source tree", allow_module_level=True)
 sys.path.append(str(ROOT))
 
+import benchmarks  # noqa: E402
 from benchmarks import compare, results_file, summary  # noqa: E402
 from benchmarks.results_file import Group  # noqa: E402
 
@@ -84,6 +86,23 @@ class TestResults:
         with pytest.raises(results_file.ResultsError, match=r"x\.csv is no results file: expected the columns mode"):
             results_file.read([path])
 
+    @pytest.mark.parametrize("content", [gzip.compress(b"mode,dtype\n"), b"\0\0\n", b"", b"# gpu: x\n"])
+    def test_what_is_no_csv_is_refused_alike(self, tmp_path: Path, content: bytes) -> None:
+        path = tmp_path / "x.csv.gz"
+        path.write_bytes(content)
+        with pytest.raises(
+            results_file.ResultsError, match=r"x\.csv\.gz is no results file: expected the columns mode"
+        ):
+            results_file.read([path])
+
+    @pytest.mark.parametrize("cut", [",2.000,2.000,2.000", ",2.000,2.000", "2.000,2.000"])
+    def test_a_row_that_was_cut_off_is_named(self, tmp_path: Path, cut: str) -> None:
+        path = _write(tmp_path / "a.csv")
+        text = path.read_text()
+        path.write_text(text[: text.index(cut, text.index("nn,64,64,64,cudal2"))] + "\n")
+        with pytest.raises(results_file.ResultsError, match=r"a row is cut off .*: graph,f16,nn,64,64,64,cudal2"):
+            results_file.read([path])
+
 
 class TestSummary:
     def test_speedups(self, tmp_path: Path) -> None:
@@ -148,12 +167,12 @@ class TestReport:
         results_file.Writer(graph, HEADER).comment({"wrong": "lt_autotune on 1,1,1: <wrong>; own on 2,2,2: worse"})
         assert cli.main(["report", str(graph), str(server)]) == 0
         self.out = capsys.readouterr().out
-        return (tmp_path / "report.html").read_text()
+        return (tmp_path / "report" / "report.html").read_text()
 
     def test_it_holds_everything_and_needs_nothing_else(self, page: str, tmp_path: Path) -> None:
         assert not re.search(r"(src|href)=['\"](?!data:|#)", page)
-        assert page.count("src='data:image/png;base64,") == len(list(tmp_path.glob("*.png")))
-        assert {path.name for path in tmp_path.glob("*.png")} == {
+        assert page.count("src='data:image/png;base64,") == len(list((tmp_path / "report").glob("*.png")))
+        assert {path.name for path in (tmp_path / "report").glob("*.png")} == {
             f"{mode}-f16-{layout}-{what}.png"
             for mode in ("graph", "server")
             for layout in ("nn", "tn")
@@ -175,3 +194,23 @@ class TestReport:
         results_file.Writer(path, HEADER).problem([row])
         assert cli.main(["report", str(path), "--out", str(tmp_path / "new")]) == 0
         assert "18.00" in (tmp_path / "new" / "report.html").read_text()
+
+    def test_without_matplotlib_nothing_is_begun(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setitem(sys.modules, "matplotlib", None)
+        monkeypatch.delitem(sys.modules, "benchmarks.plots", raising=False)
+        monkeypatch.delattr(benchmarks, "plots", raising=False)
+        assert cli.main(["report", str(_write(tmp_path / "a.csv"))]) == 2
+        printed = capsys.readouterr()
+        assert re.fullmatch(
+            r"cudal2 report: .*the report needs matplotlib \(pip install 'cudal2\[report\]'\)\n", printed.err
+        )
+        assert printed.out == ""
+        assert not (tmp_path / "report").exists()
+
+    def test_a_file_that_is_not_there(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        pytest.importorskip("matplotlib", reason="plots need matplotlib (the report extra)")
+        path = tmp_path / "none.csv"
+        assert cli.main(["report", str(path)]) == 2
+        assert capsys.readouterr().err == f"cudal2 report: {path}: No such file or directory\n"
