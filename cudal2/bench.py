@@ -17,12 +17,15 @@ class Harness:
         self.__doc__ = title
 
     def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """The module's options; without the source tree, whatever is given."""
+        """The module's options; none without the source tree."""
         module = self._load()
-        if module is None:
-            parser.add_argument("anything", nargs=argparse.REMAINDER, help="needs cudal2's source tree")
-        else:
+        if module is not None:
             module.add_arguments(parser)
+
+    @property
+    def available(self) -> bool:
+        """Whether there is a source tree. Without one, `run` says so whatever it is given."""
+        return self._load() is not None
 
     def run(self, options: argparse.Namespace) -> int:
         """Run the command. Raises RuntimeError where this installation has no source tree."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
-from cudal2 import plans
+from cudal2 import plans, tools
 from cudal2.plans import Key, Plan, Table
 from cudal2.search import cost
 from cudal2.shapes import Shape
@@ -16,6 +18,11 @@ from cudal2.spec import DTYPES, LAYOUTS, KernelSpec
 DEFAULT_GPU = "h200"
 PEAK_TFLOPS, PEAK_TBYTES = 800.0, 4.3
 """An H200's half-precision rate on random data and its copy bandwidth, as measured: the roofline of the reports."""
+
+
+MOST = 2**31 - 1
+"""The largest M, N or K: kernels count in 32 bits."""
+EVERYTHING = "every product goes to cuBLAS"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,27 +37,58 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print the explanation. Returns 0; raises PlanError where there is no table for the GPU."""
-    if min(options.m, options.n, options.k) < 1:
-        raise ValueError(f"M,N,K = {options.m},{options.n},{options.k}; expected positive integers")
-    gpu = options.gpu or (torch.cuda.get_device_name() if torch.cuda.is_available() else DEFAULT_GPU)
-    path, table = plans.for_gpu(gpu)
-    print("\n".join(lines(table, Key(options.dtype, options.layout, options.m, options.n, options.k), str(path))))
+    """Print the explanation. Returns 0; raises PlanError where --gpu has no table, or there is none without a GPU."""
+    if not all(1 <= size <= MOST for size in (options.m, options.n, options.k)):
+        raise ValueError(f"M,N,K = {options.m},{options.n},{options.k}; expected positive integers below 2^31")
+    key = Key(options.dtype, options.layout, options.m, options.n, options.k)
+    module = tools.load()
+    if options.gpu is None and torch.cuda.is_available() and module is not None:
+        found = _here(key, module.device_status(torch.cuda.current_device()))
+    else:
+        gpu = options.gpu or (torch.cuda.get_device_name() if torch.cuda.is_available() else DEFAULT_GPU)
+        path, table = plans.for_gpu(gpu)
+        found = lines(table, key, str(path))
+    print("\n".join(found))
     return 0
 
 
-def lines(table: Table, key: Key, source: str) -> list[str]:
-    """What `cudal2 explain` prints for a key."""
-    shape = key.shape
-    head = [
-        f"problem   {shape.m} x {shape.n} x {shape.k} {key.dtype} {key.layout}: "
-        f"{shape.flops / 1e9:.3g} GFLOP, {shape.bytes / 1e6:.3g} MB, roofline {roofline_us(shape):.2f} µs",
-        f"table     {table.gpu}, {source}",
-    ]
+def _here(key: Key, status: dict[str, Any]) -> list[str]:
+    """For the GPU here, by the table that the runtime has chosen for it (csrc/runtime/plan_table.cpp)."""
+    if not status["table"]:
+        why = (
+            f"none for the architecture of {status['gpu']}" if status["gpu"] else "none used: no kernels in this build"
+        )
+        return [_problem(key), f"table     {why}: {EVERYTHING}"]
+    if not status["plans"]:
+        why = f"none of the kernels of {status['table']} run on {status['gpu']} with this build"
+        return [_problem(key), f"table     {why}: {EVERYTHING}"]
+    table = plans.read(status["table"])
+    notes = []
+    if not status["tuned"]:
+        notes.append(f"          UNTUNED for {status['gpu']}: times are those of {table.gpu}, the nearest GPU measured")
+    return lines(table, key, status["table"], notes)
+
+
+def lines(table: Table, key: Key, source: str, notes: Sequence[str] = ()) -> list[str]:
+    """What `cudal2 explain` prints for a key; `notes` follow the line on the table."""
+    origin = ", ".join(part for part in (table.gpu, table.header.get("date"), source) if part)
+    head = [_problem(key), f"table     {origin}", *notes]
     plan = table.plans.get(key)
     if plan is None:
         return head + _without_plan(table, key)
     return head + _plan(plan) + _why(plan, table.sms) + _expected(plan)
+
+
+def _problem(key: Key) -> str:
+    shape = key.shape
+    return (
+        f"problem   {shape.m} x {shape.n} x {shape.k} {key.dtype} {key.layout}: "
+        f"{shape.flops / 1e9:.3g} GFLOP, {shape.bytes / 1e6:.3g} MB, roofline {roofline_us(shape):.2f} µs"
+    )
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def roofline_us(shape: Shape) -> float:
@@ -80,7 +118,7 @@ def describe(spec: KernelSpec) -> str:
     parts = [f"tile {spec.bm} x {spec.bn} x {spec.bk}", f"{spec.stages} stages"]
     if spec.family == "sm90":
         schedule = "pingpong" if spec.schedule == "ping" else "cooperative"
-        parts = ["TMA + WGMMA", *parts, f"{schedule}, {spec.consumers} consumer warpgroups"]
+        parts = ["TMA + WGMMA", *parts, f"{schedule}, {_count(spec.consumers, 'consumer warpgroup')}"]
         if spec.cluster_m * spec.cluster_n > 1:
             parts.append(f"{spec.cluster_m} x {spec.cluster_n} CTAs share loads")
         if spec.split > 1:
@@ -101,14 +139,14 @@ def _why(plan: Plan, sms: int) -> list[str]:
     waves = cost.waves(spec, plan.key.shape, machine)
     fill = ctas / (math.ceil(waves) * cost.usable_sms(spec, machine) * together)
     split = f" x {spec.split} (split)" if spec.split > 1 else ""
-    grid = f"{along_m} x {along_n} tiles{split} = {ctas} CTAs"
+    grid = f"{along_m} x {along_n} tiles{split} = {_count(ctas, 'CTA')}"
     if ctas < sms:
         found = [f"why       {grid}: one wave, on {ctas} of {sms} SMs"]
     else:
         found = [f"why       {grid}, {together} to an SM: {waves:.2f} waves over {sms} SMs, {100 * fill:.0f} % filled"]
     if plan.knobs.ctas and spec.split == 1:
-        found.append(f"          persistent: at most {plan.knobs.ctas} CTAs stride over the tiles")
-    if along_m * along_n > 1:
+        found.append(f"          persistent: at most {_count(plan.knobs.ctas, 'CTA')} stride over the tiles")
+    if along_m * along_n > 1 and plan.knobs.group > 1:
         found.append(
             f"          tiles run in groups of {plan.knobs.group} along {'MN'[plan.knobs.raster]}, to share L2"
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections import Counter
+from typing import Any
 
 import torch
 
@@ -43,12 +45,34 @@ def _tables() -> list[str]:
     files = sorted(plans.directory().glob("*.csv"))
     if not files:
         return [f"plans    none in {plans.directory()}"]
-    found = []
-    for file in files:
-        table = plans.read(file)
-        own = sum(plan.use == "own" for plan in table.plans.values())
-        found.append(f"plans    {file.name}: {table.gpu}, {len(table.plans)} shapes, own kernel used on {own}")
-    return found
+    return [f"plans    {file.name}: {_table(plans.read(file))}" for file in files]
+
+
+def _table(table: plans.Table) -> str:
+    module = tools.load()
+    planned = f"{table.gpu}, {len(table.plans)} shapes"
+    if module is not None and not _has_code(module, table):
+        return f"{planned}, none of the table's kernels are in this build"
+    own = sum(plan.use == "own" for plan in table.plans.values())
+    return f"{planned}, own kernel used on {own}"
+
+
+def _has_code(module: Any, table: plans.Table) -> bool:
+    """Whether this build has a kernel of the table, and code that runs on the table's architecture."""
+    planned = {plan.kernel for plan in table.plans.values()}
+    compiled = _compiled_for(module.build_info(), table.header.get("arch", "0"))
+    return compiled and any(kernel["name"] in planned for kernel in module.kernels())
+
+
+def _compiled_for(build: str, arch: str) -> bool:
+    """As compiled_for in csrc/runtime/registry.cpp: `build` names sm_80, sm_90a, compute_90; `arch` is "9.0"."""
+    wanted = round(10 * float(arch))
+    for kind, digits, exact in re.findall(r"(sm|compute)_(\d+)([af]?)", build):
+        number = int(digits)
+        later = number < wanted and (kind == "compute" or number // 10 == wanted // 10)
+        if number == wanted or (later and not exact):
+            return True
+    return False
 
 
 def _devices() -> list[str]:
@@ -65,5 +89,7 @@ def _device(index: int) -> str:
     status = module.device_status(index)
     if not status["table"]:
         return f"cuda:{index}   {name}: no plan table for its architecture, every product goes to cuBLAS"
+    if not status["plans"]:
+        return f"cuda:{index}   {name}: none of the kernels of {status['table']} run here, every product goes to cuBLAS"
     mark = "tuned" if status["tuned"] else f"UNTUNED: measured on {status['table_gpu']}"
     return f"cuda:{index}   {name}: {status['plans']} plans of {status['table']}, {mark}"

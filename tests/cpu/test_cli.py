@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 import cudal2
-from cudal2 import check, cli, explain, info, plans, problem, tools
+from cudal2 import bench, check, cli, explain, info, plans, problem, tools
 from cudal2.plans import Key, Knobs, Plan, Table
 from cudal2.shapes import Shape
 from cudal2.spec import KernelSpec
@@ -27,7 +30,9 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
         Plan(big, KERNEL, Knobs(8, 0, 132), us=180.0, torch_us=198.0, lt_us=181.8),
         Plan(small, "sm90_f16_tn_64x64x64_s8_c1x1k4_coop1", Knobs(), us=12.0, torch_us=9.0, use="cublas"),
     ]
-    made = Table({"gpu": "NVIDIA H200", "arch": "9.0", "sms": "132"}, {plan.key: plan for plan in entries})
+    made = Table(
+        {"gpu": "NVIDIA H200", "arch": "9.0", "sms": "132", "date": "2026-01-02"}, {plan.key: plan for plan in entries}
+    )
     plans.write(tmp_path / "h200.csv", made)
     monkeypatch.setenv("CUDAL2_PLANS", str(tmp_path))
     return made
@@ -54,6 +59,8 @@ def test_explain_where_cublas_is_faster(table: Table, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert "dispatch  runs cuBLAS, which measured faster here" in out
     assert "1 x 64 tiles x 4 (split) = 256 CTAs" in out
+    assert "tiles run in groups of 8 along M" in out
+    assert "cooperative, 1 consumer warpgroup, K split over 4 CTAs" in out
     assert "expected  9.00 µs" in out
 
 
@@ -62,6 +69,78 @@ def test_explain_without_a_plan_names_the_nearest(table: Table, capsys: pytest.C
     out = capsys.readouterr().out
     assert "none for this shape" in out
     assert f"nearest   4096 x 4096 x 4096: {KERNEL}" in out
+
+
+def test_explain_names_the_table_s_date(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _explain("4096", "4096", "4096") == 0
+    assert f"table     NVIDIA H200, 2026-01-02, {plans.directory() / 'h200.csv'}\n" in capsys.readouterr().out
+
+
+def test_explain_says_nothing_of_groups_of_one() -> None:
+    key = Key("f16", "tn", 64, 8192, 64)
+    plan = Plan(key, "sm90_f16_tn_64x64x64_s8_c1x1_coop1", Knobs(group=1), us=2.0, torch_us=3.0)
+    out = "\n".join(explain.lines(Table({}, {key: plan}), key, "h200.csv"))
+    assert "1 x 128 tiles = 128 CTAs" in out
+    assert "groups" not in out
+
+
+class TestExplainHere:
+    """On a GPU, explain follows the runtime's choice of a table."""
+
+    @pytest.fixture
+    def status(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+        """What the runtime says of the GPU, to be changed: an H100 that takes the H200's table."""
+        found = {"gpu": "NVIDIA H100 PCIe", "table": str(plans.directory() / "h200.csv"), "tuned": False, "plans": 2}
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda: found["gpu"])
+        monkeypatch.setattr(tools, "load", lambda: SimpleNamespace(device_status=lambda index: found))
+        return found
+
+    def test_a_table_of_its_own(self, status: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+        status.update(gpu="NVIDIA H200", tuned=True)
+        assert cli.main(["explain", "4096", "4096", "4096"]) == 0
+        out = capsys.readouterr().out
+        assert f"plan      {KERNEL}" in out
+        assert "UNTUNED" not in out
+
+    def test_the_nearest_table_is_untuned(self, status: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["explain", "4096", "4096", "4096"]) == 0
+        out = capsys.readouterr().out
+        assert f"plan      {KERNEL}" in out
+        assert "UNTUNED for NVIDIA H100 PCIe: times are those of NVIDIA H200, the nearest GPU measured" in out
+
+    @pytest.mark.parametrize(
+        ("changes", "why"),
+        [
+            ({"gpu": "NVIDIA A100", "table": ""}, "none for the architecture of NVIDIA A100"),
+            ({"gpu": "", "table": ""}, "none used: no kernels in this build"),
+            ({"plans": 0}, "h200.csv run on NVIDIA H100 PCIe with this build"),
+        ],
+    )
+    def test_no_table(
+        self, status: dict[str, Any], changes: dict[str, Any], why: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        status.update(changes)
+        assert cli.main(["explain", "4096", "4096", "4096"]) == 0
+        out = capsys.readouterr().out
+        assert f"{why}: every product goes to cuBLAS\n" in out
+        assert KERNEL not in out
+
+    def test_a_gpu_that_is_named_needs_a_table(
+        self, status: dict[str, Any], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        status["table"] = ""
+        assert cli.main(["explain", "64", "64", "64", "--gpu", "a100"]) == 2
+        assert "gpu='a100' has no plan table" in capsys.readouterr().err
+
+    def test_without_the_tooling_module(
+        self, status: dict[str, Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setattr(tools, "load", lambda: None)
+        status["gpu"] = "NVIDIA H200"
+        assert cli.main(["explain", "4096", "4096", "4096"]) == 0
+        assert f"plan      {KERNEL}" in capsys.readouterr().out
 
 
 def test_explain_describes_wmma() -> None:
@@ -77,6 +156,7 @@ def test_roofline_is_the_longer_of_arithmetic_and_traffic() -> None:
 def test_errors_are_one_line_with_exit_code_2(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, reason in (
         (["explain", "64", "0", "64"], "M,N,K = 64,0,64; expected positive integers"),
+        (["explain", "64", str(2**31), "64"], "M,N,K = 64,2147483648,64; expected positive integers below 2^31"),
         (["explain", "64", "64", "64", "--gpu", "b300"], "gpu='b300' has no plan table"),
         (["verify", "--shape", "8,8", "--dtype", "f16"], "expected three positive integers M,N,K"),
     ):
@@ -93,7 +173,9 @@ def test_a_malformed_table_is_reported(table: Table, capsys: pytest.CaptureFixtu
     assert f"cudal2 explain: {path}:" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("arguments", [[], ["tune"], ["explain", "64"]])
+@pytest.mark.parametrize(
+    "arguments", [[], ["tune"], ["explain", "64"], ["info", "--all"], ["explain", "8", "8", "8", "9"]]
+)
 def test_usage_errors(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 2
     assert "usage: cudal2" in capsys.readouterr().err
@@ -103,6 +185,34 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     out = capsys.readouterr().out
     assert all(command in out for command in ("info", "verify", "explain", "demo"))
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--version"]) == 0
+    assert capsys.readouterr().out == f"cudal2 {cudal2.__version__}\n"
+
+
+def test_a_pipe_that_is_closed_ends_quietly() -> None:
+    command = [sys.executable, "-c", "import sys, cudal2.cli; input(); sys.exit(cudal2.cli.main(['info']))"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+        assert run.stdin is not None
+        assert run.stdout is not None
+        assert run.stderr is not None
+        run.stdout.close()
+        run.stdin.write(b"\n")
+        run.stdin.close()
+        assert run.stderr.read() == b""
+    assert run.returncode == 141
+
+
+@pytest.mark.parametrize("arguments", [["bench", "--suite", "grid"], ["bench"], ["report", "a.csv", "--out", "x"]])
+def test_benchmarks_outside_a_clone(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench.Harness, "_load", lambda self: None)
+    assert cli.main(arguments) == 2
+    reason = "the benchmarks are not part of the wheel: run this in a clone of cudal2's repository"
+    assert capsys.readouterr().err == f"cudal2 {arguments[0]}: {reason}\n"
 
 
 def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +229,34 @@ def test_info_lists_build_and_tables(table: Table, capsys: pytest.CaptureFixture
     assert f"cudal2   {cudal2.__version__}" in out
     assert f"torch    {torch.__version__}" in out
     assert "plans    h200.csv: NVIDIA H200, 2 shapes, own kernel used on 1" in out
+
+
+@pytest.mark.parametrize(
+    ("build", "kernels", "there"),
+    [
+        ("nvcc 13.0.88, sm_80 sm_90a", [KERNEL], True),
+        ("nvcc 13.0.88, compute_80", [KERNEL], True),
+        ("nvcc 13.0.88, sm_80", [KERNEL], False),
+        ("nvcc 13.0.88, sm_90a", ["wmma_f16_tn_64x64x64_s3_w2x2k2"], False),
+        ("fallback-only", [], False),
+    ],
+)
+def test_info_says_when_a_table_s_kernels_are_not_in_the_build(
+    table: Table, monkeypatch: pytest.MonkeyPatch, build: str, kernels: list[str], there: bool
+) -> None:
+    made = [{"name": name, "family": name[:4], "dtype": "f16", "layout": "tn"} for name in kernels]
+    monkeypatch.setattr(tools, "load", lambda: SimpleNamespace(build_info=lambda: build, kernels=lambda: made))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    said = "own kernel used on 1" if there else "none of the table's kernels are in this build"
+    assert f"plans    h200.csv: NVIDIA H200, 2 shapes, {said}" in info.lines()
+
+
+def test_info_says_that_no_plan_runs_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = {"table": "h200.csv", "table_gpu": "NVIDIA H200", "tuned": True, "plans": 0}
+    monkeypatch.setattr(tools, "load", lambda: SimpleNamespace(device_status=lambda index: status))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
+    said = "none of the kernels of h200.csv run here, every product goes to cuBLAS"
+    assert info._device(0) == f"cuda:0   NVIDIA H200: {said}"
 
 
 def test_info_without_the_tooling_module(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,10 +280,10 @@ class TestDemo:
     def test_on_the_cpu(self, table: Table, capsys: pytest.CaptureFixture[str]) -> None:
         assert cli.main(["demo"]) == 0
         out = capsys.readouterr().out
-        assert "All 16 products are right" in out
+        assert "All 16 products went to torch and are right." in out
         assert out.count("right ") >= 16
         assert "cuBLAS" in out  # 16 x 4096 x 4096 is planned, and cuBLAS is faster there
-        assert "9.00" in out
+        assert re.search(r"cuBLAS +│ +12\.00 │ +9\.00 │", out)  # which the times explain
         assert "(4096x4096x4096)" in out  # the nearest shape of the prefill layers
 
     def test_a_wrong_product_is_found(
