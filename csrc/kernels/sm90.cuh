@@ -37,6 +37,7 @@ struct Sm90Config {
   static constexpr int kClusterM = ClusterM_, kClusterN = ClusterN_, kSplit = Split_;
   static constexpr bool kPingpong = Pingpong_;
   static constexpr int kConsumers = Consumers_;
+  static constexpr int kMinArch = 90, kMaxArch = 90;
 
   static constexpr int kShare = kClusterM * kClusterN;  // CTAs that share loads
   static constexpr int kCluster = kShare * kSplit;

@@ -27,6 +27,7 @@ struct WmmaConfig {
   using T = T_;
   static constexpr Layout kLayout = kLayout_;
   static constexpr int BM = BM_, BN = BN_, BK = BK_, kStages = Stages_;
+  static constexpr int kClusterM = 1, kClusterN = 1, kSplit = 1;
   static constexpr int kWarpsM = WarpsM_, kWarpsN = WarpsN_, kWarpsK = WarpsK_;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN * kWarpsK;
   static constexpr bool kTn = kLayout == Layout::tn;
@@ -45,7 +46,7 @@ struct WmmaConfig {
   static_assert(kStages >= 2);  // with one, a block would be overwritten while it is read
 
   // Before 8.0 there are no bf16 fragments: such an instance is compiled empty there, and its KernelInfo says 8.0.
-  static constexpr int kMinArch = std::is_same_v<T, bf16> ? 80 : 75;
+  static constexpr int kMinArch = std::is_same_v<T, bf16> ? 80 : 75, kMaxArch = 999;
 };
 
 // Copies Rows x Columns of a row-major matrix to shared memory, from (row, column) on, zero outside rows x columns.

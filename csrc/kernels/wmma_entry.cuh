@@ -1,32 +1,14 @@
-// From a WmmaConfig to its registry entry: what a generated file of this family instantiates.
-// A kernel's host stub has internal linkage (CUDA 13), so its address must be taken in the file that instantiates it.
+// What a generated file of the wmma family instantiates.
 #pragma once
 
+#include "kernels/entry.cuh"
 #include "kernels/wmma.cuh"
-#include "runtime/launch.h"
-#include "runtime/registry.h"
 
 namespace cudal2 {
 
 template <class Config>
 KernelInfo wmma_entry(const char* name) {
-  KernelInfo info;
-  info.name = name;
-  info.family = "wmma";
-  info.dtype = std::is_same_v<typename Config::T, f16> ? DType::f16 : DType::bf16;
-  info.layout = Config::kLayout;
-  info.bm = Config::BM;
-  info.bn = Config::BN;
-  info.bk = Config::BK;
-  info.stages = Config::kStages;
-  info.cluster_m = info.cluster_n = info.split = 1;
-  info.threads = Config::kThreads;
-  info.smem_bytes = Config::kSmem;
-  info.min_arch = Config::kMinArch;
-  info.max_arch = 999;
-  info.function = reinterpret_cast<const void*>(&wmma_gemm<Config>);
-  info.launch = &launch_wmma;
-  return info;
+  return entry_of<Config>(name, "wmma", reinterpret_cast<const void*>(&wmma_gemm<Config>), &launch_wmma);
 }
 
 }  // namespace cudal2
