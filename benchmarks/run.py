@@ -29,7 +29,7 @@ from benchmarks.contenders import Contender, Field, Skipped
 from benchmarks.guard import Guard
 from benchmarks.modes import Captured, Name, Samples
 from cudal2 import plans, progress, verify
-from cudal2.search import measure
+from cudal2.search import provenance
 from cudal2.search.measure import Stopwatch
 from cudal2.shapes import Shape
 from cudal2.spec import DTYPES, LAYOUTS
@@ -132,7 +132,7 @@ class Bench:
         """Where the figures come from, as far as it is known at the start."""
         options = self.options
         return {
-            **measure.provenance(self.watch.device),
+            **provenance.provenance(self.watch.device),
             "mode": options.mode,
             "dtype": options.dtype,
             "layout": options.layout,

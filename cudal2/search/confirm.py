@@ -24,7 +24,7 @@ import torch
 
 from cudal2 import plans, progress
 from cudal2.plans import Plan
-from cudal2.search import measure
+from cudal2.search import measure, provenance
 from cudal2.search.tuner import OWN_MARGIN
 
 WORST_LOSS = 0.97
@@ -48,14 +48,14 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, plans.PlanError) as error:
         print(f"confirm: {error}", file=sys.stderr)
         return 2
-    gpu = measure.provenance()["gpu"]
+    gpu = provenance.provenance()["gpu"]
     if table.gpu != gpu:
         print(f"confirm: {options.table} was measured on {table.gpu}, and this is {gpu}", file=sys.stderr)
         return 2
     end = time.monotonic() + options.budget_seconds
     confirmed = []
     with open(options.log, "w", newline="") as file:
-        header = {**measure.provenance(), "mode": "graph, PDL off", "table": table.header.get("commit", "unknown")}
+        header = {**provenance.provenance(), "mode": "graph, PDL off", "table": table.header.get("commit", "unknown")}
         file.writelines(f"# {name}: {value}\n" for name, value in header.items())
         log = csv.writer(file, lineterminator="\n")
         log.writerow(

@@ -87,7 +87,7 @@ def _work(options: argparse.Namespace) -> int:
     import torch
 
     from cudal2 import tools
-    from cudal2.search import cublaslt, measure
+    from cudal2.search import cublaslt, measure, provenance
     from cudal2.search.tuner import DeviceFailure, Tuner
 
     end = time.monotonic() + options.budget_seconds
@@ -100,11 +100,11 @@ def _work(options: argparse.Namespace) -> int:
     chosen = selection(options)
     seeds = journal.best(options.seed_log, options.top) if options.seed_log else {}  # before a log of that name is new
     out = Path(options.out)
-    provenance = measure.provenance(options.device)
+    source = provenance.provenance(options.device)
     table = _compiled_only(plans.read(out), set(tools.kernel_names())) if out.exists() else Table({}, {})
-    if table.plans and table.gpu != provenance["gpu"]:
-        raise SystemExit(f"--out {out}: measured on {table.gpu}, and this is {provenance['gpu']}: name another file")
-    table.header = {**table.header, **provenance, "mode": "graph, PDL off"}
+    if table.plans and table.gpu != source["gpu"]:
+        raise SystemExit(f"--out {out}: measured on {table.gpu}, and this is {source['gpu']}: name another file")
+    table.header = {**table.header, **source, "mode": "graph, PDL off"}
     log = Journal(options.log, options.resume)
     done = log.finished() & set(table.plans)
     crashes, culprits = log.crashes(), log.culprits()

@@ -15,7 +15,7 @@ import torch
 
 from cudal2 import tools
 from cudal2.problem import TORCH_DTYPES
-from cudal2.search import cost, cublaslt, measure
+from cudal2.search import cost, cublaslt, measure, provenance
 from cudal2.shapes import Shape
 from cudal2.spec import DTYPES, LAYOUTS, KernelSpec
 
@@ -222,7 +222,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
     monkeypatch.setattr(measure.Operands, "gemm", gemm)
     monkeypatch.setattr(measure, "Pool", lambda dtype, shapes, seed: make_pool(dtype, shapes, seed, device="cpu"))
     monkeypatch.setattr(measure, "Stopwatch", lambda device, seed: FakeWatch(gpu))
-    monkeypatch.setattr(measure, "provenance", lambda device=0: {"gpu": "NVIDIA H200", "arch": "9.0", "sms": "132"})
+    monkeypatch.setattr(provenance, "provenance", lambda device=0: {"gpu": "NVIDIA H200", "arch": "9.0", "sms": "132"})
     monkeypatch.setattr(tools, "require", lambda: gpu)
     monkeypatch.setattr(cublaslt, "library", lambda name: name)
     monkeypatch.setattr(cublaslt, "DEVICE", "cpu")
