@@ -79,8 +79,8 @@ class Noise:
 
 
 def geomean(ratios: Iterable[float]) -> float:
-    logs = [math.log(ratio) for ratio in ratios]
-    return math.exp(statistics.fmean(logs)) if logs else math.nan
+    known = list(ratios)
+    return statistics.geometric_mean(known) if known else math.nan
 
 
 def ratios(cells: Cells, ours: str, baseline: str) -> dict[Shape, float]:

@@ -127,6 +127,7 @@ PYBIND11_MODULE(_tools, m) {
   m.doc() = "Registry, plans, occupancy and graph timing. Use it through cudal2.tools.";
 
   m.def("build_info", &build_info);
+  m.def("compiled_for", &compiled_for, py::arg("arch"));
   m.def("kernels", [] {
     py::list all;
     for (const KernelInfo* kernel : kernels()) all.append(describe(*kernel));

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import re
 from collections import Counter
 from typing import Any
 
@@ -60,19 +59,8 @@ def _table(table: plans.Table) -> str:
 def _has_code(module: Any, table: plans.Table) -> bool:
     """Whether this build has a kernel of the table, and code that runs on the table's architecture."""
     planned = {plan.kernel for plan in table.plans.values()}
-    compiled = _compiled_for(module.build_info(), table.header.get("arch", "0"))
-    return compiled and any(kernel["name"] in planned for kernel in module.kernels())
-
-
-def _compiled_for(build: str, arch: str) -> bool:
-    """As compiled_for in csrc/runtime/registry.cpp: `build` names sm_80, sm_90a, compute_90; `arch` is "9.0"."""
-    wanted = round(10 * float(arch))
-    for kind, digits, exact in re.findall(r"(sm|compute)_(\d+)([af]?)", build):
-        number = int(digits)
-        later = number < wanted and (kind == "compute" or number // 10 == wanted // 10)
-        if number == wanted or (later and not exact):
-            return True
-    return False
+    arch = round(10 * float(table.header.get("arch", "0")))
+    return module.compiled_for(arch) and any(kernel["name"] in planned for kernel in module.kernels())
 
 
 def _devices() -> list[str]:

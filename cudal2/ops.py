@@ -159,7 +159,7 @@ def _matmul_out(input: Tensor, other: Tensor, out: Tensor) -> Tensor:
     if (
         all(type(tensor) in _PLAIN for tensor in (input, other, out))
         and forward_ad._current_level < 0
-        and not torch.compiler.is_compiling()
+        and not _recorded()
         and not (torch.is_grad_enabled() and (input.requires_grad or other.requires_grad or out.requires_grad))
     ):
         if input.is_cuda and out.is_cuda and matmul_into(input, other, out):

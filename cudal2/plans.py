@@ -22,6 +22,10 @@ COLUMNS = ["dtype", "layout", "m", "n", "k", "kernel", *_KNOBS, *_TIMES, "use"]
 USES = ("own", "cublas")
 
 
+MOST_KNOB = 1 << 20
+"""The largest group or grid, here and in csrc/runtime/plan_table.cpp."""
+
+
 class PlanError(ValueError):
     """A plan table that is malformed; the message names file and row."""
 
@@ -102,8 +106,10 @@ class Plan:
         spec.validate()
         if (spec.dtype, spec.layout) != (key.dtype, key.layout):
             raise ValueError(f"kernel={self.kernel!r} is not for dtype={key.dtype}, layout={key.layout}")
-        if knobs.group < 1 or knobs.raster not in (0, 1) or knobs.ctas < 0 or pdl not in ("0", "1"):
-            raise ValueError(f"{knobs}; expected group >= 1, raster 0 or 1, ctas >= 0, pdl 0 or 1")
+        if not (1 <= knobs.group <= MOST_KNOB and 0 <= knobs.ctas <= MOST_KNOB) or knobs.raster not in (0, 1):
+            raise ValueError(f"{knobs}; expected group >= 1, raster 0 or 1, ctas >= 0, both at most {MOST_KNOB}")
+        if pdl not in ("0", "1"):
+            raise ValueError(f"pdl={pdl!r}; expected 0 or 1")
         for name, us in (("us", self.us), ("torch_us", self.torch_us), ("lt_us", self.lt_us)):
             if us is not None and not (math.isfinite(us) and us > 0):
                 raise ValueError(f"{name}={us}; expected a time in µs, above 0")

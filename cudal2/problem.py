@@ -9,8 +9,6 @@ import torch
 from cudal2.shapes import Shape
 
 TORCH_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
-LARGEST_SUM = 2048
-"""Integers up to this are exact in fp16; 0/1 inputs are drawn so that every sum of products stays below."""
 
 _POISON = {torch.float16: 0x7E5A, torch.bfloat16: 0x7FDA}  # NaNs that no computation yields
 _GUARD = 4096
@@ -71,7 +69,8 @@ def normal(shape: Shape, dtype: torch.dtype, source: torch.Generator, pad: int =
 
 
 def zero_one(shape: Shape, dtype: torch.dtype, source: torch.Generator) -> Inputs:
-    """0/1 operands so sparse that sums of products stay well below LARGEST_SUM: 512 on average for a large K."""
+    """0/1 operands so sparse that sums of products stay well below 2048, up to which fp16 is exact:
+    512 on average for a large K."""
     a, b = zero_one_factors(shape, dtype, source)
     return Inputs(a, b, _transposed(b, 0))
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 DTYPES = ("f16", "bf16")
@@ -193,6 +193,3 @@ class KernelSpec:
         if self.cluster_size != 1:
             return "wmma has no cluster"
         return None
-
-    def as_dict(self) -> dict[str, Any]:
-        return asdict(self)

@@ -22,6 +22,11 @@ def rand(*shape: int, dtype: torch.dtype = torch.float32, device: str = "cpu") -
     return torch.randint(-4, 5, shape).to(device, dtype)
 
 
+def half(*shape: int) -> Tensor:
+    """Normal random fp16 on the GPU."""
+    return rand(*shape, dtype=torch.float16, device="cuda")
+
+
 def _shapes(a: tuple[int, ...], b: tuple[int, ...]) -> Case:
     return lambda dtype, device: (rand(*a, dtype=dtype, device=device), rand(*b, dtype=dtype, device=device))
 

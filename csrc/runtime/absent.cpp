@@ -17,6 +17,8 @@ const KernelInfo* find_kernel(const std::string&) { return nullptr; }
 
 const char* build_info() { return CUDAL2_BUILD_INFO; }
 
+bool compiled_for(int) { return false; }
+
 void set_plan_directory(const std::string&) {}
 
 const Plan* find_plan(int, DType, Layout, int64_t, int64_t, int64_t) { return nullptr; }

@@ -6,7 +6,6 @@
 #include <stdexcept>
 
 #include "runtime/gemm.h"
-#include "runtime/registry.h"
 
 namespace cudal2 {
 namespace {

@@ -75,6 +75,8 @@ struct DeviceStatus {
 // Registry -----------------------------------------------------------------------------------------------------------
 CUDAL2_API const std::vector<const KernelInfo*>& kernels();         // sorted by name
 CUDAL2_API const KernelInfo* find_kernel(const std::string& name);  // nullptr: not compiled into this build
+// Whether this build has machine code, or PTX, that a device of compute capability `arch` (90 = 9.0) can run.
+CUDAL2_API bool compiled_for(int arch);
 CUDAL2_API const char* build_info();  // architectures, nvcc version; "fallback-only" without nvcc
 
 // Plans. Throw std::runtime_error that names file and row if a table is malformed or names a kernel that is not there.

@@ -15,6 +15,8 @@ namespace {
 
 constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 512;  // tile coordinates are 32-bit
 
+int cluster_size(const KernelInfo& kernel) { return kernel.cluster_m * kernel.cluster_n * kernel.split; }
+
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 TileOrder tile_order(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
@@ -34,7 +36,7 @@ cudaError_t launch_grid(const KernelInfo& kernel, const LaunchKnobs& knobs, int 
   config.dynamicSmemBytes = kernel.smem_bytes;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = attributes;
-  const int cluster = kernel.cluster_m * kernel.cluster_n * kernel.split;
+  const int cluster = cluster_size(kernel);
   if (cluster > 1) {
     attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
     attributes[config.numAttrs].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
@@ -56,14 +58,14 @@ cudaError_t prepare(const KernelInfo& kernel) {
   cudaThreadExchangeStreamCaptureMode(&mode);
   cudaError_t error =
       cudaFuncSetAttribute(kernel.function, cudaFuncAttributeMaxDynamicSharedMemorySize, kernel.smem_bytes);
-  if (error == cudaSuccess && kernel.cluster_m * kernel.cluster_n * kernel.split > 8) {
+  if (error == cudaSuccess && cluster_size(kernel) > 8) {
     error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   }
   cudaThreadExchangeStreamCaptureMode(&mode);
   return error;
 }
 
-// prepare(), remembered per (kernel, device): one relaxed load on the hot path.
+// prepare(), remembered per (kernel, device): a look-up and one load on the hot path.
 cudaError_t prepare_once(const KernelInfo& kernel, int device) {
   static auto prepared = [] {
     std::unordered_map<const KernelInfo*, std::atomic<uint64_t>> map;  // its shape is fixed from here on
@@ -103,7 +105,7 @@ int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmAr
   params.order = tile_order(kernel, knobs, args);
   params.tiles = params.order.tiles_m * params.order.tiles_n;
 
-  const int cluster = kernel.cluster_m * kernel.cluster_n * kernel.split;
+  const int cluster = cluster_size(kernel);
   int clusters = params.tiles;
   if (knobs.ctas > 0 && kernel.split == 1) clusters = std::min(clusters, std::max(1, knobs.ctas / cluster));
   return launch_grid(kernel, knobs, clusters * cluster, &params, stream);

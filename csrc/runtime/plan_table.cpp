@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
@@ -14,8 +15,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <sstream>
 #include <stdexcept>
+#include <unordered_map>
 
 #include "runtime/device.h"
 #include "runtime/gemm.h"
@@ -34,11 +37,14 @@ Key make_key(DType dtype, Layout layout, int64_t m, int64_t n, int64_t k) {
   return {m, n, k, static_cast<int>(dtype) * 2 + static_cast<int>(layout)};
 }
 
-size_t hash_of(const Key& key) {
-  uint64_t hash = static_cast<uint64_t>(key.kind) + 1;
-  for (const int64_t part : {key.m, key.n, key.k}) hash = (hash ^ static_cast<uint64_t>(part)) * 0x9E3779B97F4A7C15ull;
-  return hash ^ (hash >> 29);
-}
+struct KeyHash {
+  size_t operator()(const Key& key) const {
+    uint64_t hash = static_cast<uint64_t>(key.kind) + 1;
+    for (const int64_t part : {key.m, key.n, key.k})
+      hash = (hash ^ static_cast<uint64_t>(part)) * 0x9E3779B97F4A7C15ull;
+    return hash ^ (hash >> 29);
+  }
+};
 
 // Open addressing with linear probing, at most half full.
 class Table {
@@ -57,7 +63,7 @@ class Table {
 
  private:
   std::pair<Key, Plan>& slot(const Key& key) {
-    size_t i = hash_of(key) & (slots_.size() - 1);
+    size_t i = KeyHash()(key) & (slots_.size() - 1);
     while (slots_[i].first.kind != -1 && !(slots_[i].first == key)) i = (i + 1) & (slots_.size() - 1);
     return slots_[i];
   }
@@ -76,8 +82,13 @@ std::vector<std::string> split(const std::string& line) {
 }
 
 // The whole of `text` as a number, whatever the process's locale is (strtof would read "1.5" by it).
-template <class Number>
-bool parse(const std::string& text, Number* value) {
+bool parse(const std::string& text, int64_t* value) {
+  const char* end = text.data() + text.size();
+  const auto parsed = std::from_chars(text.data(), end, *value);
+  return parsed.ec == std::errc() && parsed.ptr == end;
+}
+
+bool parse(const std::string& text, double* value) {
   std::istringstream stream(text);
   stream.imbue(std::locale::classic());
   stream >> *value;
@@ -107,21 +118,16 @@ std::map<std::string, std::string> read_header(const std::string& path) {
 
 class Row {
  public:
-  Row(const std::string& path, int line, const std::vector<std::string>& names, const std::string& text)
-      : path_(path), line_(line) {
-    const std::vector<std::string> cells = split(text);
-    if (cells.size() != names.size()) {
-      fail("has " + std::to_string(cells.size()) + " cells; expected " + std::to_string(names.size()));
+  Row(const std::string& path, int line, const std::string& text) : path_(path), line_(line), cells_(split(text)) {
+    if (cells_.size() != kColumns.size()) {
+      fail("has " + std::to_string(cells_.size()) + " cells; expected " + std::to_string(kColumns.size()));
     }
-    for (size_t i = 0; i < names.size(); ++i) cells_[names[i]] = cells[i];
   }
   [[noreturn]] void fail(const std::string& what) const {
     throw std::runtime_error("cudal2: plan table " + path_ + ", line " + std::to_string(line_) + ": " + what);
   }
   const std::string& text(const char* name) const {
-    const auto cell = cells_.find(name);
-    if (cell == cells_.end()) fail(std::string("no column '") + name + "'");
-    return cell->second;
+    return cells_[std::find(kColumns.begin(), kColumns.end(), name) - kColumns.begin()];
   }
   int64_t integer(const char* name, int64_t least, int64_t most = int64_t{1} << 40) const {
     int64_t value = 0;
@@ -147,23 +153,25 @@ class Row {
  private:
   std::string path_;
   int line_;
-  std::map<std::string, std::string> cells_;
+  std::vector<std::string> cells_;
 };
 
-// Whether this build has any kernel of the family that a kernel name starts with. A build for other architectures may
-// lack a family as a whole: its rows do not apply then, and are no error.
-bool has_family(const std::string& name) {
-  const std::string family = name.substr(0, name.find('_'));
-  for (const KernelInfo* kernel : kernels()) {
-    if (family == kernel->family) return true;
-  }
-  return false;
+// The families of this build's kernels. A build for other architectures may lack one as a whole: rows that name its
+// kernels do not apply then, and are no error.
+std::set<std::string> families() {
+  std::set<std::string> names;
+  for (const KernelInfo* kernel : kernels()) names.insert(kernel->family);
+  return names;
 }
 
-std::pair<Key, Plan> read_plan(const Row& row, int arch) {
-  const auto dtype = static_cast<DType>(row.choice("dtype", "f16", "bf16"));
-  const auto layout = static_cast<Layout>(row.choice("layout", "nn", "tn"));
-  const Key key = make_key(dtype, layout, row.integer("m", 1), row.integer("n", 1), row.integer("k", 1));
+DType row_dtype(const Row& row) { return static_cast<DType>(row.choice("dtype", "f16", "bf16")); }
+Layout row_layout(const Row& row) { return static_cast<Layout>(row.choice("layout", "nn", "tn")); }
+
+Key read_key(const Row& row) {
+  return make_key(row_dtype(row), row_layout(row), row.integer("m", 1), row.integer("n", 1), row.integer("k", 1));
+}
+
+Plan read_plan(const Row& row, int arch) {
   Plan plan;
   plan.use_own = row.choice("use", "cublas", "own") == 1;
   plan.us = row.microseconds("us");
@@ -175,20 +183,21 @@ std::pair<Key, Plan> read_plan(const Row& row, int arch) {
   const std::string& name = row.text("kernel");
   plan.kernel = find_kernel(name);
   if (plan.kernel == nullptr) row.fail("kernel '" + name + "' is not compiled into this build");
-  if (plan.kernel->dtype != dtype || plan.kernel->layout != layout) {
+  if (plan.kernel->dtype != row_dtype(row) || plan.kernel->layout != row_layout(row)) {
     row.fail("kernel '" + name + "' is of another dtype or layout than the row");
   }
   if (arch < plan.kernel->min_arch || arch > plan.kernel->max_arch) {
     row.fail("kernel '" + name + "' does not run on the table's architecture");
   }
-  return {key, plan};
+  return plan;
 }
 
 std::vector<std::pair<Key, Plan>> read_plans(const std::string& path, int arch) {
   std::ifstream file(path);
   if (!file) throw std::runtime_error("cudal2: plan table " + path + ": cannot be read");
   std::vector<std::pair<Key, Plan>> plans;
-  std::map<std::string, int> seen;  // dtype,layout,m,n,k -> line
+  std::unordered_map<Key, int, KeyHash> seen;  // -> line
+  const std::set<std::string> compiled = families();
   bool started = false;
   int number = 0;
   for (std::string line; std::getline(file, line);) {
@@ -204,12 +213,12 @@ std::vector<std::pair<Key, Plan>> read_plans(const std::string& path, int arch) 
       }
       continue;
     }
-    const Row row(path, number, kColumns, line);
-    std::string key;
-    for (const char* name : {"dtype", "layout", "m", "n", "k"}) key += row.text(name) + ",";
+    const Row row(path, number, line);
+    const Key key = read_key(row);
     const auto first = seen.emplace(key, number);
     if (!first.second) row.fail("the same dtype,layout,m,n,k as line " + std::to_string(first.first->second));
-    if (has_family(row.text("kernel"))) plans.push_back(read_plan(row, arch));
+    const std::string& kernel = row.text("kernel");
+    if (compiled.count(kernel.substr(0, kernel.find('_')))) plans.emplace_back(key, read_plan(row, arch));
   }
   if (!started) throw std::runtime_error("cudal2: plan table " + path + ": no header row");
   return plans;

@@ -12,7 +12,4 @@ class Registrar {
   Registrar(const KernelInfo* entries, size_t count);
 };
 
-// Whether this build has machine code, or PTX, that a device of compute capability `arch` (90 = 9.0) can run.
-bool compiled_for(int arch);
-
 }  // namespace cudal2

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
+import statistics
 import subprocess
 import sys
 import time
@@ -173,7 +174,7 @@ def _for_dtype(candidate: Candidate, dtype: str, known: dict[str, KernelSpec]) -
 
 
 def _geomean(ratios: list[float]) -> float:
-    return math.exp(sum(map(math.log, ratios)) / len(ratios)) if ratios else math.nan
+    return statistics.geometric_mean(ratios) if ratios else math.nan
 
 
 def _brief(measured: list[Plan]) -> str:

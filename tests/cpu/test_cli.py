@@ -232,23 +232,30 @@ def test_info_lists_build_and_tables(table: Table, capsys: pytest.CaptureFixture
 
 
 @pytest.mark.parametrize(
-    ("build", "kernels", "there"),
+    ("runs", "kernels", "there"),
     [
-        ("nvcc 13.0.88, sm_80 sm_90a", [KERNEL], True),
-        ("nvcc 13.0.88, compute_80", [KERNEL], True),
-        ("nvcc 13.0.88, sm_80", [KERNEL], False),
-        ("nvcc 13.0.88, sm_90a", ["wmma_f16_tn_64x64x64_s3_w2x2k2"], False),
-        ("fallback-only", [], False),
+        (True, [KERNEL], True),
+        (False, [KERNEL], False),
+        (True, ["wmma_f16_tn_64x64x64_s3_w2x2k2"], False),
+        (False, [], False),
     ],
 )
 def test_info_says_when_a_table_s_kernels_are_not_in_the_build(
-    table: Table, monkeypatch: pytest.MonkeyPatch, build: str, kernels: list[str], there: bool
+    table: Table, monkeypatch: pytest.MonkeyPatch, runs: bool, kernels: list[str], there: bool
 ) -> None:
     made = [{"name": name, "family": name[:4], "dtype": "f16", "layout": "tn"} for name in kernels]
-    monkeypatch.setattr(tools, "load", lambda: SimpleNamespace(build_info=lambda: build, kernels=lambda: made))
+    archs: list[int] = []
+
+    def compiled_for(arch: int) -> bool:
+        archs.append(arch)
+        return runs
+
+    fake = SimpleNamespace(build_info=lambda: "nvcc", kernels=lambda: made, compiled_for=compiled_for)
+    monkeypatch.setattr(tools, "load", lambda: fake)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     said = "own kernel used on 1" if there else "none of the table's kernels are in this build"
     assert f"plans    h200.csv: NVIDIA H200, 2 shapes, {said}" in info.lines()
+    assert archs == [90]
 
 
 def test_info_says_that_no_plan_runs_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,6 +66,8 @@ def test_the_file_is_the_format_that_the_runtime_reads(tmp_path: Path) -> None:
         (f"f16,tn,one,8,8,{KERNEL},8,0,0,0,1,1,,own", "'one'"),
         ("f16,tn,1,8,8,sm90_best,8,0,0,0,1,1,,own", "sm90_best"),
         (f"f16,tn,1,8,8,{KERNEL},0,0,0,0,1,1,,own", "group"),
+        (f"f16,tn,1,8,8,{KERNEL},{2**20 + 1},0,0,0,1,1,,own", "at most 1048576"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,{2**20 + 1},0,1,1,,own", "at most 1048576"),
         (f"f16,tn,1,8,8,{KERNEL},8,2,0,0,1,1,,own", "raster"),
         (f"f16,tn,1,8,8,{KERNEL},8,0,-1,0,1,1,,own", "ctas"),
         (f"f16,tn,1,8,8,{KERNEL},8,0,0,yes,1,1,,own", "pdl"),

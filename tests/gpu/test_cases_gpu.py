@@ -10,16 +10,11 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
-from products import assert_as_accurate, rand
-from torch import Tensor
+from products import assert_as_accurate, half, rand
 
 import cudal2
 
 HALF = [torch.float16, torch.bfloat16]
-
-
-def half(*shape: int) -> Tensor:
-    return rand(*shape, dtype=torch.float16, device="cuda")
 
 
 @pytest.fixture

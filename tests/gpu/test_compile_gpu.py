@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from products import LINEAR, MATMUL, assert_same_kind, rand
+from products import LINEAR, MATMUL, assert_same_kind, half, rand
 from torch import Tensor, nn
 from torch._dynamo.backends.common import aot_autograd
 from torch.utils._triton import has_triton
@@ -17,10 +17,6 @@ import cudal2
 pytestmark = pytest.mark.usefixtures("tuned", "fresh_compile")
 needs_triton = pytest.mark.skipif(not has_triton(), reason="inductor needs triton for CUDA")
 CLOSE = {"rtol": 2e-2, "atol": 1e-1}
-
-
-def half(*shape: int) -> Tensor:
-    return rand(*shape, dtype=torch.float16, device="cuda")
 
 
 def logged(function: Callable[..., Tensor], log: list[str]) -> Callable[..., Tensor]:

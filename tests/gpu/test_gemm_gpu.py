@@ -6,16 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from products import assert_as_accurate, at_offset, rand
-from torch import Tensor
+from products import assert_as_accurate, at_offset, half
 
 import cudal2
 
 pytestmark = pytest.mark.usefixtures("tuned")
-
-
-def half(*shape: int) -> Tensor:
-    return rand(*shape, dtype=torch.float16, device="cuda")
 
 
 def kernel(layout: str = "nn") -> str:

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,11 +22,13 @@ from products import (
     assert_as_accurate,
     assert_same_kind,
     at_offset,
+    half,
     outcome,
     rand,
 )
 from torch import Tensor
 from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cudal2
 from cudal2 import ops
@@ -49,10 +52,6 @@ TUNED_LINEAR = {
     *("2d", "2d_bias", "1d", "1d_bias", "3d", "3d_bias", "4d_bias", "bias_at_odd_offset", "bias_is_a_slice"),
     *("m_is_1", "x_columns", "weight_transposed"),
 }
-
-
-def half(*shape: int) -> Tensor:
-    return rand(*shape, dtype=torch.float16, device="cuda")
 
 
 def ran_ours() -> bool:
@@ -411,9 +410,6 @@ def test_last_path_names_the_kernel_once() -> None:
 def test_sizes_without_a_plan_are_remembered_and_only_they(product: Callable[[Tensor, Tensor], Tensor]) -> None:
     """The wrapper sends a size that it knows to have no plan to torch itself; a failed call teaches it nothing."""
 
-    def half(*shape: int) -> Tensor:
-        return rand(*shape, dtype=torch.float16, device="cuda")
-
     ops._unplanned.clear()
     a, b = half(64, 72), half(72, 40)
     for _ in range(2):
@@ -488,3 +484,20 @@ def test_batched_gradients(
         for product in (ours, torchs)
     )
     torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-2)
+
+
+@pytest.mark.usefixtures("tuned")
+def test_out_is_recorded_as_an_op_that_always_writes() -> None:
+    """matmul_into may decline; in a recorded graph nothing would look at its answer."""
+    seen: list[str] = []
+
+    class Record(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    a, b, out = half(64, 64), half(64, 64), half(64, 64)
+    with torch.no_grad(), Record():
+        cudal2.matmul(a, b, out=out)
+    assert not [name for name in seen if "matmul_into" in name]
+    torch.testing.assert_close(out, a @ b)

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from products import rand
+from products import half, rand
 from torch import Tensor
 
 import cudal2
@@ -19,10 +19,6 @@ LONG = 20_000_000
 """Cycles that a producer is kept waiting: about 10 ms, far longer than the host takes to launch what follows."""
 
 SIZES = (64, 128, 256)
-
-
-def half(*shape: int) -> Tensor:
-    return rand(*shape, dtype=torch.float16, device="cuda")
 
 
 def assert_product(result: Tensor, a: Tensor, b: Tensor) -> None:

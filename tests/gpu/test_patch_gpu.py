@@ -6,17 +6,13 @@ import copy
 
 import pytest
 import torch
-from products import rand
-from torch import Tensor, nn
+from products import half, rand
+from torch import nn
 
 import cudal2
 
 pytestmark = pytest.mark.usefixtures("tuned")
 CLOSE = {"rtol": 2e-2, "atol": 5e-2}
-
-
-def half(*shape: int) -> Tensor:
-    return rand(*shape, dtype=torch.float16, device="cuda")
 
 
 def model() -> nn.Module:
