@@ -1,0 +1,1 @@
+"""Other projects' kernels that the benchmarks can run beside ours. Each is built on its own, never by the package."""
