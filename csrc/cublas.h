@@ -31,7 +31,7 @@ constexpr int kPreferenceMaxWorkspace = 1;
 
 inline const float kOne = 1, kZero = 0;
 
-inline int data_type(DType dtype) { return dtype == DType::f16 ? 2 : 14; }  // CUDA_R_16F, CUDA_R_16BF
+inline int data_type(DType dtype) { return dtype == DType::bf16 ? 14 : 2; }  // CUDA_R_16F, CUDA_R_16BF
 
 inline void check(Status status, const char* what) {
   if (status == 0) return;

@@ -21,7 +21,7 @@ py::dict describe(const KernelInfo& k) {
   py::dict d;
   d["name"] = k.name;
   d["family"] = k.family;
-  d["dtype"] = k.dtype == DType::f16 ? "f16" : "bf16";
+  d["dtype"] = name_of(k.dtype);
   d["layout"] = k.layout == Layout::nn ? "nn" : "tn";
   d["bm"] = k.bm;
   d["bn"] = k.bn;
@@ -34,13 +34,16 @@ py::dict describe(const KernelInfo& k) {
   d["smem_bytes"] = k.smem_bytes;
   d["min_arch"] = k.min_arch;
   d["max_arch"] = k.max_arch;
+  d["vector"] = k.vector;
+  d["k_multiple"] = k.k_multiple;
+  d["stream_k"] = k.stream_k;
   return d;
 }
 
 DType dtype_named(const std::string& name) {
-  if (name == "f16") return DType::f16;
-  if (name == "bf16") return DType::bf16;
-  throw py::value_error("dtype='" + name + "'; expected f16 or bf16");
+  DType dtype;
+  if (parse_dtype(name, &dtype)) return dtype;
+  throw py::value_error("dtype='" + name + "'; expected f16, bf16 or f16acc16");
 }
 
 Layout layout_named(const std::string& name) {
@@ -57,6 +60,7 @@ py::object plan_of(int device, const std::string& dtype, const std::string& layo
   d["group"] = plan->knobs.group;
   d["raster"] = plan->knobs.raster;
   d["ctas"] = plan->knobs.ctas;
+  d["split"] = plan->knobs.split;
   d["pdl"] = plan->knobs.pdl;
   d["use_own"] = plan->use_own;
   d["us"] = plan->us;
@@ -73,6 +77,7 @@ py::dict status_of(int device) {
   d["table"] = status.table;
   d["table_gpu"] = status.table_gpu;
   d["tuned"] = status.tuned;
+  d["rules"] = status.rules;
   d["plans"] = status.plans;
   return d;
 }
@@ -149,8 +154,11 @@ PYBIND11_MODULE(_tools, m) {
                                       py::arg("m"), py::arg("n"), py::arg("k"), py::arg("lda"), py::arg("ldb"),
                                       py::arg("ldc"), py::arg("dtype"), py::arg("layout"), py::arg("bias") = 0);
   py::class_<LaunchKnobs>(m, "Knobs")
-      .def(py::init([](int group, int raster, int ctas, bool pdl) { return LaunchKnobs{group, raster, ctas, pdl}; }),
-           py::kw_only(), py::arg("group") = 8, py::arg("raster") = 0, py::arg("ctas") = 0, py::arg("pdl") = false);
+      .def(py::init([](int group, int raster, int ctas, int split, bool pdl) {
+             return LaunchKnobs{group, raster, ctas, split, pdl};
+           }),
+           py::kw_only(), py::arg("group") = 8, py::arg("raster") = 0, py::arg("ctas") = 0, py::arg("split") = 1,
+           py::arg("pdl") = false);
   py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph")
       .def_readonly("launches", &Graph::launches)
       .def_readonly("work", &Graph::work);

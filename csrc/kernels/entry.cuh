@@ -13,7 +13,7 @@ KernelInfo entry_of(const char* name, const char* family, const void* function, 
   KernelInfo info;
   info.name = name;
   info.family = family;
-  info.dtype = std::is_same_v<typename Config::T, f16> ? DType::f16 : DType::bf16;
+  info.dtype = Config::kDType;
   info.layout = Config::kLayout;
   info.bm = Config::BM;
   info.bn = Config::BN;
@@ -26,6 +26,10 @@ KernelInfo entry_of(const char* name, const char* family, const void* function, 
   info.smem_bytes = Config::kSmem;
   info.min_arch = Config::kMinArch;
   info.max_arch = Config::kMaxArch;
+  info.vector = Config::kVector;
+  info.k_multiple = Config::kMultipleOfK;
+  info.max_tiles_n = Config::kMaxTilesN;
+  info.stream_k = Config::kStreamK;
   info.function = function;
   info.launch = launch;
   return info;

@@ -34,4 +34,26 @@ struct WmmaParams {
   TileOrder order;
 };
 
+struct MultistageParams {
+  const void* a;
+  const void* b;
+  void* c;
+  const void* bias;
+  int64_t lda, ldb, ldc;
+  int m, n, k;
+  int width_a, width_b, width_c;  // elements (8, 4, 2 or 1) that a row of the operand can be moved in at once
+  TileOrder order;
+  float* partials;  // of shared tiles: two slots of BM * BN per CTA (StreamK)
+  int* counters;    // of those who have arrived at each tile, 0 between launches
+};
+
+struct DirectParams {
+  const void* a;
+  const void* b;
+  void* c;
+  const void* bias;
+  int64_t lda, ldb, ldc;
+  int m, n, k;
+};
+
 }  // namespace cudal2

@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "kernels/element.cuh"
+
 namespace cudal2::ptx {
 
 __device__ __forceinline__ uint32_t smem_u32(const void* pointer) {
@@ -161,6 +163,29 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(Pending) : "memory");
 }
 
+// mma.sync: d (16 x 8, fp32) += a (16 x 16) @ b (16 x 8). Lane (g, t) = (lane / 4, lane % 4) holds rows g and g + 8 of
+// a at k = 2t, 2t+1 (a0, a1) and 2t+8, 2t+9 (a2, a3), column g of b at the same k, rows g and g + 8 of d at n = 2t,
+// 2t+1.
+template <class T>
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], uint32_t a0, uint32_t a1, uint32_t a2, uint32_t a3,
+                                             uint32_t b0, uint32_t b1) {
+#if __CUDA_ARCH__ >= 800
+  if constexpr (std::is_same_v<T, f16>) {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  } else {
+    asm volatile(
+        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
+  }
+#endif
+}
+
 // stmatrix: four 8x8 matrices of 16-bit elements; lane l gives the address of row l % 8 of matrix l / 8.
 // ---------------
 
@@ -210,6 +235,59 @@ __device__ __forceinline__ void cp_async_16(void* destination, const void* sourc
   }
   *static_cast<uint4*>(destination) = value;
 #endif
+}
+
+// Copies 16 bytes where `condition` holds.
+__device__ __forceinline__ void cp_async_16_if(bool condition, void* destination, const void* source) {
+#if __CUDA_ARCH__ >= 800
+  asm volatile(
+      "{\n"
+      ".reg .pred copied;\n"
+      "setp.ne.b32 copied, %0, 0;\n"
+      "@copied cp.async.cg.shared.global.L2::128B [%1], [%2], 16;\n"
+      "}\n" ::"r"(static_cast<int>(condition)),
+      "r"(smem_u32(destination)), "l"(source)
+      : "memory");
+#else
+  if (condition) *static_cast<uint4*>(destination) = *static_cast<const uint4*>(source);
+#endif
+}
+
+// Copies the first `count` (0 to 8) of 8 elements in pieces of `width` (8, 4, 2 or 1), to which `source` is aligned,
+// and zero-fills the rest.
+__device__ __forceinline__ void copy_narrow(void* destination, const void* source, int count, int width) {
+  auto* const to = static_cast<uint16_t*>(destination);
+  const auto* const from = static_cast<const uint16_t*>(source);
+  if (width == 8) {
+    cp_async_16(to, from, count * 2);
+    return;
+  }
+#if __CUDA_ARCH__ >= 800
+  if (width == 4) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 4) {
+      const int bytes = min(max(count - i, 0), 4) * 2;
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(smem_u32(to + i)), "l"(from + i), "r"(bytes)
+                   : "memory");
+    }
+    return;
+  }
+  if (width == 2) {
+#pragma unroll
+    for (int i = 0; i < 8; i += 2) {
+      const int bytes = min(max(count - i, 0), 2) * 2;
+      asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(smem_u32(to + i)), "l"(from + i), "r"(bytes)
+                   : "memory");
+    }
+    return;
+  }
+#endif
+  uint16_t values[8];
+#pragma unroll
+  for (int i = 0; i < 8; ++i) values[i] = i < count ? from[i] : uint16_t{0};
+  uint4 packed;
+  __builtin_memcpy(&packed, values, 16);
+  *static_cast<uint4*>(destination) = packed;
 }
 
 __device__ __forceinline__ void cp_async_commit() {

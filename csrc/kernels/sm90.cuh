@@ -32,11 +32,14 @@ template <class T_, Layout kLayout_, int BM_, int BN_, int BK_, int Stages_, int
           bool Pingpong_, int Consumers_>
 struct Sm90Config {
   using T = T_;
+  static constexpr DType kDType = std::is_same_v<T, f16> ? DType::f16 : DType::bf16;
   static constexpr Layout kLayout = kLayout_;
   static constexpr int BM = BM_, BN = BN_, BK = BK_, kStages = Stages_;
   static constexpr int kClusterM = ClusterM_, kClusterN = ClusterN_, kSplit = Split_;
   static constexpr bool kPingpong = Pingpong_;
   static constexpr int kConsumers = Consumers_;
+  static constexpr int kVector = 8, kMultipleOfK = 1, kMaxTilesN = 1 << 30;
+  static constexpr bool kStreamK = false;
   static constexpr int kMinArch = 90, kMaxArch = 90;
 
   static constexpr int kShare = kClusterM * kClusterN;  // CTAs that share loads

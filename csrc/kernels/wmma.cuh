@@ -25,6 +25,7 @@ namespace cudal2 {
 template <class T_, Layout kLayout_, int BM_, int BN_, int BK_, int Stages_, int WarpsM_, int WarpsN_, int WarpsK_>
 struct WmmaConfig {
   using T = T_;
+  static constexpr DType kDType = std::is_same_v<T, f16> ? DType::f16 : DType::bf16;
   static constexpr Layout kLayout = kLayout_;
   static constexpr int BM = BM_, BN = BN_, BK = BK_, kStages = Stages_;
   static constexpr int kClusterM = 1, kClusterN = 1, kSplit = 1;
@@ -46,6 +47,8 @@ struct WmmaConfig {
   static_assert(kStages >= 2);  // with one, a block would be overwritten while it is read
 
   // Before 8.0 there are no bf16 fragments: such an instance is compiled empty there, and its KernelInfo says 8.0.
+  static constexpr int kVector = 8, kMultipleOfK = 1, kMaxTilesN = 1 << 30;
+  static constexpr bool kStreamK = false;
   static constexpr int kMinArch = std::is_same_v<T, bf16> ? 80 : 75, kMaxArch = 999;
 };
 

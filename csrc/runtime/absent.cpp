@@ -27,6 +27,8 @@ DeviceStatus device_status(int) { return {}; }
 
 const char* unsupported(const KernelInfo&, const GemmArgs&, int) { return build_info(); }
 
+const char* unsupported_knobs(const KernelInfo&, const LaunchKnobs&, const GemmArgs&) { return build_info(); }
+
 const char* launch(const KernelInfo&, const LaunchKnobs&, const GemmArgs&, int, void*) { return build_info(); }
 
 int current_device() { return 0; }

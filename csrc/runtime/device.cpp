@@ -20,7 +20,8 @@ Device query(int device) {
   cudaDeviceProp properties;
   check(cudaGetDeviceProperties(&properties, device), device);
   const int arch = properties.major * 10 + properties.minor;
-  return {properties.name, arch, properties.multiProcessorCount, compiled_for(arch)};
+  return {properties.name, arch, properties.multiProcessorCount, static_cast<int>(properties.sharedMemPerBlockOptin),
+          compiled_for(arch)};
 }
 
 }  // namespace

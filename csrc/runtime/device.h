@@ -9,6 +9,7 @@ struct Device {
   std::string name;
   int arch = 0;  // 90 = compute capability 9.0
   int sm_count = 0;
+  int max_smem = 0;       // bytes of shared memory that a CTA may use
   bool runnable = false;  // this build has code for it
 };
 

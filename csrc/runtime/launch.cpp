@@ -9,6 +9,7 @@
 #include "kernels/params.h"
 #include "runtime/device.h"
 #include "runtime/tensor_map.h"
+#include "runtime/workspace.h"
 
 namespace cudal2 {
 namespace {
@@ -17,38 +18,12 @@ constexpr int64_t kMaxExtent = (int64_t{1} << 31) - 512;  // tile coordinates ar
 
 int cluster_size(const KernelInfo& kernel) { return kernel.cluster_m * kernel.cluster_n * kernel.split; }
 
-int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
-TileOrder tile_order(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
-  TileOrder order;
-  order.tiles_m = static_cast<int>(ceil_div(args.m, int64_t{kernel.bm} * kernel.cluster_m));
-  order.tiles_n = static_cast<int>(ceil_div(args.n, int64_t{kernel.bn} * kernel.cluster_n));
-  order.raster = knobs.raster;
-  order.group = std::max(1, std::min(knobs.group, knobs.raster == 0 ? order.tiles_m : order.tiles_n));
-  return order;
+int64_t tile_count(const KernelInfo& kernel, const GemmArgs& args) {
+  return ceil_div(args.m, kernel.bm) * ceil_div(args.n, kernel.bn);
 }
 
-cudaError_t launch_grid(const KernelInfo& kernel, const LaunchKnobs& knobs, int ctas, void* params, void* stream) {
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(ctas);
-  config.blockDim = dim3(kernel.threads);
-  config.dynamicSmemBytes = kernel.smem_bytes;
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = attributes;
-  const int cluster = cluster_size(kernel);
-  if (cluster > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-    ++config.numAttrs;
-  }
-  if (knobs.pdl) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
-    ++config.numAttrs;
-  }
-  void* arguments[] = {params};
-  return cudaLaunchKernelExC(&config, kernel.function, arguments);
+int64_t partial_bytes(const KernelInfo& kernel, int64_t sharing) {
+  return sharing * 2 * kernel.bm * kernel.bn * static_cast<int64_t>(sizeof(float));
 }
 
 // Loads the kernel on this device and raises its shared-memory limit, once. Loading is not a stream operation, but the
@@ -82,7 +57,40 @@ cudaError_t prepare_once(const KernelInfo& kernel, int device) {
 
 }  // namespace
 
-int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args, void* stream) {
+TileOrder tile_order(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
+  TileOrder order;
+  order.tiles_m = static_cast<int>(ceil_div(args.m, int64_t{kernel.bm} * kernel.cluster_m));
+  order.tiles_n = static_cast<int>(ceil_div(args.n, int64_t{kernel.bn} * kernel.cluster_n));
+  order.raster = knobs.raster;
+  order.group = std::max(1, std::min(knobs.group, knobs.raster == 0 ? order.tiles_m : order.tiles_n));
+  return order;
+}
+
+cudaError_t launch_grid(const KernelInfo& kernel, const LaunchKnobs& knobs, dim3 grid, void* params, void* stream) {
+  cudaLaunchAttribute attributes[2];
+  cudaLaunchConfig_t config = {};
+  config.gridDim = grid;
+  config.blockDim = dim3(kernel.threads);
+  config.dynamicSmemBytes = kernel.smem_bytes;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = attributes;
+  const int cluster = cluster_size(kernel);
+  if (cluster > 1) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
+    attributes[config.numAttrs].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
+    ++config.numAttrs;
+  }
+  if (knobs.pdl) {
+    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
+    ++config.numAttrs;
+  }
+  void* arguments[] = {params};
+  return cudaLaunchKernelExC(&config, kernel.function, arguments);
+}
+
+int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args,
+                const LaunchContext& context) {
   Sm90Params params;
   const MatrixView a{args.a, args.m, args.k, args.lda, kernel.bm / kernel.cluster_n, 64, args.dtype};
   const bool tn = args.layout == Layout::tn;
@@ -108,51 +116,68 @@ int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmAr
   const int cluster = cluster_size(kernel);
   int clusters = params.tiles;
   if (knobs.ctas > 0 && kernel.split == 1) clusters = std::min(clusters, std::max(1, knobs.ctas / cluster));
-  return launch_grid(kernel, knobs, clusters * cluster, &params, stream);
-}
-
-int launch_wmma(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args, void* stream) {
-  WmmaParams params;
-  params.a = args.a;
-  params.b = args.b;
-  params.c = args.c;
-  params.bias = args.bias;
-  params.lda = args.lda;
-  params.ldb = args.ldb;
-  params.ldc = args.ldc;
-  params.m = static_cast<int>(args.m);
-  params.n = static_cast<int>(args.n);
-  params.k = static_cast<int>(args.k);
-  params.order = tile_order(kernel, knobs, args);
-  return launch_grid(kernel, knobs, params.order.tiles_m * params.order.tiles_n, &params, stream);
+  return launch_grid(kernel, knobs, dim3(clusters * cluster), &params, context.stream);
 }
 
 const char* unsupported(const KernelInfo& kernel, const GemmArgs& args, int device) {
   const Device& target = device_properties(device);
-  const auto misaligned = [](const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 != 0; };
+  const auto misaligned = [&kernel](const void* pointer) {
+    return reinterpret_cast<uintptr_t>(pointer) % (2 * kernel.vector) != 0;
+  };
   if (!target.runnable || target.arch < kernel.min_arch || target.arch > kernel.max_arch) {
     return "the kernel is not compiled for this device's architecture";
   }
-  if (args.dtype != kernel.dtype) return "dtype: the kernel is of the other half-precision type";
+  if (kernel.smem_bytes > target.max_smem) return "shared memory: the kernel needs more than a CTA of this device has";
+  if (args.dtype != kernel.dtype) return "dtype: the kernel is of another";
   if (args.layout != kernel.layout) return "layout: the kernel expects B stored the other way";
   if (args.m < 1 || args.n < 1 || args.k < 1) return "shape: M, N and K must be at least 1";
   if (args.m > kMaxExtent || args.n > kMaxExtent || args.k > kMaxExtent)
     return "shape: M, N and K must be below 2^31 - 512";
-  const int64_t tiles = ceil_div(args.m, kernel.bm) * ceil_div(args.n, kernel.bn) * kernel.split;
-  if (tiles > kMaxExtent) return "shape: more tiles than a grid has";
+  if (tile_count(kernel, args) * kernel.split > kMaxExtent) return "shape: more tiles than a grid has";
   if (ceil_div(args.k, kernel.bk) < kernel.split) return "shape: K has fewer blocks than the kernel's split";
   if (misaligned(args.a) || misaligned(args.b) || misaligned(args.c))
     return "alignment: A, B and C must start at 16 bytes";
-  if (args.lda % 8 || args.ldb % 8 || args.ldc % 8) return "pitch: of A, B and C must be a multiple of 8 elements";
-  if (args.n % 8) return "shape: N must be a multiple of 8";
+  if (args.lda % kernel.vector || args.ldb % kernel.vector || args.ldc % kernel.vector)
+    return "pitch: of A, B and C must be a multiple of 8 elements";
+  if (args.n % kernel.vector) return "shape: N must be a multiple of 8";
+  if (ceil_div(args.n, kernel.bn) > kernel.max_tiles_n) return "shape: more tiles along N than the kernel's grid has";
+  if (args.k % kernel.k_multiple) return "shape: K must be a multiple of what the kernel loads of it at once";
   const int64_t columns_b = args.layout == Layout::nn ? args.n : args.k;
   if (args.lda < args.k || args.ldb < columns_b || args.ldc < args.n) return "pitch: rows of A, B or C overlap";
   return nullptr;
 }
 
+int64_t sharing_ctas(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
+  if (!kernel.stream_k) return 0;
+  const int64_t tiles = tile_count(kernel, args);
+  if (knobs.ctas > 0) return std::min<int64_t>(knobs.ctas, tiles * ceil_div(args.k, kernel.bk));
+  return knobs.split > 1 ? tiles * knobs.split : 0;
+}
+
+const char* unsupported_knobs(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
+  if (knobs.split < 1) return "split: must be at least 1";
+  if (knobs.split == 1 && !kernel.stream_k) return nullptr;
+  if (!kernel.stream_k) return "split: this kernel has no workspace to share a tile's K through";
+  if (knobs.split > 1 && knobs.ctas > 0)
+    return "split: of each tile, and ctas that share all tiles, exclude each other";
+  if (ceil_div(args.k, kernel.bk) < knobs.split) return "split: K has fewer blocks";
+  const int64_t sharing = sharing_ctas(kernel, knobs, args);
+  if (sharing == 0) return nullptr;
+  if (tile_count(kernel, args) > kWorkspaceCounters) return "workspace: more than 65536 tiles";
+  if (partial_bytes(kernel, sharing) > kWorkspaceBytes) return "workspace: more than 32 MiB of partial tiles";
+  return nullptr;
+}
+
 const char* launch(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args, int device, void* stream) {
+  if (const char* reason = unsupported_knobs(kernel, knobs, args)) return reason;
   cudaError_t error = prepare_once(kernel, device);
-  if (error == cudaSuccess) error = static_cast<cudaError_t>(kernel.launch(kernel, knobs, args, stream));
+  LaunchContext context{stream, {}};
+  WorkspaceLease lease;
+  const int64_t sharing = sharing_ctas(kernel, knobs, args);
+  if (error == cudaSuccess && sharing > 0) {
+    error = lease.take(device, static_cast<cudaStream_t>(stream), partial_bytes(kernel, sharing), &context.workspace);
+  }
+  if (error == cudaSuccess) error = static_cast<cudaError_t>(kernel.launch(kernel, knobs, args, context));
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();  // ours to report: it must not surface in torch's next check
   return cudaGetErrorString(error);

@@ -1,7 +1,8 @@
 // Plan tables: one CSV per GPU, read once per device, looked up without a lock afterwards.
 //
-// A device takes the table measured on its own model; else the table of its architecture whose GPU has the nearest
-// number of multiprocessors (then its plans are valid but untuned); else none, and every shape goes to cuBLAS.
+// A device takes the table of its own model; else, of the tables for exactly its compute capability, or else for its
+// major one, that whose GPU has the nearest number of multiprocessors (then its plans are valid but untuned); else
+// none, and every shape goes to cuBLAS.
 #include <dirent.h>
 #include <dlfcn.h>
 
@@ -18,6 +19,7 @@
 #include <set>
 #include <sstream>
 #include <stdexcept>
+#include <tuple>
 #include <unordered_map>
 
 #include "runtime/device.h"
@@ -100,8 +102,8 @@ void drop_carriage_return(std::string& line) {
   if (!line.empty() && line.back() == '\r') line.pop_back();
 }
 
-const std::vector<std::string> kColumns = {"dtype",  "layout", "m",   "n",  "k",        "kernel", "group",
-                                           "raster", "ctas",   "pdl", "us", "torch_us", "lt_us",  "use"};
+const std::vector<std::string> kColumns = {"dtype", "layout", "m",   "n",  "k",        "kernel", "group", "raster",
+                                           "ctas",  "split",  "pdl", "us", "torch_us", "lt_us",  "use"};
 constexpr int64_t kMostKnob = 1 << 20;
 
 // The `# key: value` lines at a table's head.
@@ -137,8 +139,10 @@ class Row {
     }
     return value;
   }
-  float microseconds(const char* name) const {
+  // 0 where the cell is empty, if it may be.
+  float microseconds(const char* name, bool optional) const {
     double value = 0;
+    if (optional && text(name).empty()) return 0;
     if (!parse(text(name), &value) || !std::isfinite(value) || value <= 0) {
       fail(std::string(name) + "='" + text(name) + "'; expected a time in microseconds, above 0");
     }
@@ -164,21 +168,28 @@ std::set<std::string> families() {
   return names;
 }
 
-DType row_dtype(const Row& row) { return static_cast<DType>(row.choice("dtype", "f16", "bf16")); }
+DType row_dtype(const Row& row) {
+  DType dtype = DType::f16;
+  if (!parse_dtype(row.text("dtype"), &dtype)) {
+    row.fail("dtype='" + row.text("dtype") + "'; expected f16, bf16 or f16acc16");
+  }
+  return dtype;
+}
 Layout row_layout(const Row& row) { return static_cast<Layout>(row.choice("layout", "nn", "tn")); }
 
 Key read_key(const Row& row) {
   return make_key(row_dtype(row), row_layout(row), row.integer("m", 1), row.integer("n", 1), row.integer("k", 1));
 }
 
-Plan read_plan(const Row& row, int arch) {
+Plan read_plan(const Row& row, int arch, bool rules) {
   Plan plan;
   plan.use_own = row.choice("use", "cublas", "own") == 1;
-  plan.us = row.microseconds("us");
-  plan.torch_us = row.microseconds("torch_us");
+  plan.us = row.microseconds("us", rules);
+  plan.torch_us = row.microseconds("torch_us", rules);
   plan.knobs.group = static_cast<int>(row.integer("group", 1, kMostKnob));
   plan.knobs.raster = row.choice("raster", "0", "1");
   plan.knobs.ctas = static_cast<int>(row.integer("ctas", 0, kMostKnob));
+  plan.knobs.split = static_cast<int>(row.integer("split", 1, kMostKnob));
   plan.knobs.pdl = row.choice("pdl", "0", "1") == 1;
   const std::string& name = row.text("kernel");
   plan.kernel = find_kernel(name);
@@ -189,10 +200,15 @@ Plan read_plan(const Row& row, int arch) {
   if (arch < plan.kernel->min_arch || arch > plan.kernel->max_arch) {
     row.fail("kernel '" + name + "' does not run on the table's architecture");
   }
+  GemmArgs args;
+  args.m = row.integer("m", 1);
+  args.n = row.integer("n", 1);
+  args.k = row.integer("k", 1);
+  if (const char* reason = unsupported_knobs(*plan.kernel, plan.knobs, args)) row.fail(reason);
   return plan;
 }
 
-std::vector<std::pair<Key, Plan>> read_plans(const std::string& path, int arch) {
+std::vector<std::pair<Key, Plan>> read_plans(const std::string& path, int arch, bool rules) {
   std::ifstream file(path);
   if (!file) throw std::runtime_error("cudal2: plan table " + path + ": cannot be read");
   std::vector<std::pair<Key, Plan>> plans;
@@ -208,8 +224,8 @@ std::vector<std::pair<Key, Plan>> read_plans(const std::string& path, int arch) 
       started = true;
       if (split(line) != kColumns) {
         throw std::runtime_error("cudal2: plan table " + path + ", line " + std::to_string(number) +
-                                 ": expected the columns dtype,layout,m,n,k,kernel,group,raster,ctas,pdl,us,torch_us," +
-                                 "lt_us,use");
+                                 ": expected the columns dtype,layout,m,n,k,kernel,group,raster,ctas,split,pdl,us," +
+                                 "torch_us,lt_us,use");
       }
       continue;
     }
@@ -218,7 +234,7 @@ std::vector<std::pair<Key, Plan>> read_plans(const std::string& path, int arch) 
     const auto first = seen.emplace(key, number);
     if (!first.second) row.fail("the same dtype,layout,m,n,k as line " + std::to_string(first.first->second));
     const std::string& kernel = row.text("kernel");
-    if (compiled.count(kernel.substr(0, kernel.find('_')))) plans.emplace_back(key, read_plan(row, arch));
+    if (compiled.count(kernel.substr(0, kernel.find('_')))) plans.emplace_back(key, read_plan(row, arch, rules));
   }
   if (!started) throw std::runtime_error("cudal2: plan table " + path + ": no header row");
   return plans;
@@ -258,6 +274,14 @@ double header_number(const std::map<std::string, std::string>& header, const cha
   return entry != header.end() && parse(entry->second, &value) && std::abs(value) < 1e6 ? value : 0;
 }
 
+// GeForce cards alone halve their rate for fp32 accumulation: what fp16 accumulation gains there holds for no other.
+bool is_geforce(const std::string& gpu) { return gpu.find("GeForce") != std::string::npos; }
+
+void drop(DType dtype, std::vector<std::pair<Key, Plan>>& plans) {
+  const auto of_dtype = [dtype](const std::pair<Key, Plan>& plan) { return plan.second.kernel->dtype == dtype; };
+  plans.erase(std::remove_if(plans.begin(), plans.end(), of_dtype), plans.end());
+}
+
 struct Loaded {
   DeviceStatus status;
   std::unique_ptr<Table> table;
@@ -269,21 +293,29 @@ std::unique_ptr<Loaded> load(int device) {
   loaded->status.gpu = properties.name;
   loaded->status.arch = properties.arch;
   loaded->status.sm_count = properties.sm_count;
-  int nearest = 1 << 30;
+  // Of a table: is it of another model, for another compute capability, and multiprocessors more or less.
+  std::tuple<bool, bool, int> nearest{true, true, 1 << 30};
   for (const std::string& file : table_files(plan_directory())) {
     const auto header = read_header(file);
     const auto gpu = header.find("gpu");
-    if (gpu == header.end() || static_cast<int>(header_number(header, "arch")) != properties.arch / 10) continue;
+    const int arch = static_cast<int>(std::lround(10 * header_number(header, "arch")));
+    if (gpu == header.end() || arch / 10 != properties.arch / 10) continue;
     const bool same = gpu->second == properties.name;
-    const int distance = same ? -1 : std::abs(static_cast<int>(header_number(header, "sms")) - properties.sm_count);
+    const int sms = static_cast<int>(header_number(header, "sms"));
+    const std::tuple distance{!same, arch != properties.arch, std::abs(sms - properties.sm_count)};
     if (distance >= nearest) continue;
     nearest = distance;
+    const auto source = header.find("source");
     loaded->status.table = file;
     loaded->status.table_gpu = gpu->second;
     loaded->status.tuned = same;
+    loaded->status.rules = source != header.end() && source->second == "rules";
   }
   std::vector<std::pair<Key, Plan>> plans;
-  if (properties.runnable && !loaded->status.table.empty()) plans = read_plans(loaded->status.table, properties.arch);
+  if (properties.runnable && !loaded->status.table.empty()) {
+    plans = read_plans(loaded->status.table, properties.arch, loaded->status.rules);
+    if (is_geforce(properties.name) != is_geforce(loaded->status.table_gpu)) drop(DType::f16acc16, plans);
+  }
   loaded->table = std::make_unique<Table>(plans);
   loaded->status.plans = static_cast<int>(loaded->table->size());
   return loaded;
