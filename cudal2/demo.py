@@ -78,7 +78,7 @@ def _row(phase: str, layer: str, m: int, options: argparse.Namespace, on_gpu: bo
     inputs = problem.normal(ran, TORCH_DTYPES[options.dtype], problem.generator(options.seed, ran, device))
     activations, weight = inputs.a, inputs.tn.t()  # [M, K] and, as nn.Linear holds it, [N, K]
     result = cudal2.matmul(activations, weight.t())
-    row = Row(phase, layer, shape, ran, cudal2.last_path(), _problem(activations, weight, result))
+    row = Row(phase, layer, shape, ran, cudal2.last_path(), _problem(activations, weight, result, options.dtype))
     if on_gpu:
         times = device_us(
             {
@@ -92,11 +92,11 @@ def _row(phase: str, layer: str, m: int, options: argparse.Namespace, on_gpu: bo
     return row
 
 
-def _problem(activations: torch.Tensor, weight: torch.Tensor, result: torch.Tensor) -> str | None:
+def _problem(activations: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, dtype: str) -> str | None:
     wanted = check.reference(activations, weight.t())
     by_torch = check.errors(torch.matmul(activations, weight.t()), wanted)
     numbers = torch.stack([by_torch, check.magnitude(wanted), check.errors(result, wanted)]).tolist()
-    bound = check.Bound.of(tuple(numbers[0]), tuple(numbers[1]), result.dtype)
+    bound = check.Bound.of(tuple(numbers[0]), tuple(numbers[1]), dtype, weight.shape[1])
     return bound.problem(tuple(numbers[2]))
 
 
@@ -158,7 +158,7 @@ def _on_cpu(rows: list[Row]) -> RichTable:
             exact = row.plan.key.shape == row.shape
             kernel = row.plan.kernel if row.plan.use == "own" else "cuBLAS"
             kernel += "" if exact else f" ({'x'.join(map(str, row.plan.key.shape))})"
-            own, by_torch = (f"{row.plan.us:.2f}", f"{row.plan.torch_us:.2f}") if exact else ("", "")
+            own, by_torch = (f"{us:.2f}" for us in row.plan.measured) if exact else ("", "")
         size = "x".join(map(str, row.shape))
         table.add_row(*_head(row, row.ran), "wrong" if row.problem else "right", size, kernel, own, by_torch)
     return table

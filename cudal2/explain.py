@@ -11,9 +11,9 @@ import torch
 
 from cudal2 import plans, tools
 from cudal2.plans import Key, Plan, Table
-from cudal2.search import cost
+from cudal2.search import cost, rules
 from cudal2.shapes import Shape
-from cudal2.spec import DTYPES, LAYOUTS, KernelSpec
+from cudal2.spec import ALL_DTYPES, LAYOUTS, KernelSpec
 
 DEFAULT_GPU = "h200"
 PEAK_TFLOPS, PEAK_TBYTES = 800.0, 4.3
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of `cudal2 explain`."""
     for name in "mnk":
         parser.add_argument(name, type=int, metavar=name.upper())
-    parser.add_argument("--dtype", default="f16", choices=DTYPES)
+    parser.add_argument("--dtype", default="f16", choices=ALL_DTYPES)
     parser.add_argument(
         "--layout", default="tn", choices=LAYOUTS, help="nn: B row-major; tn (default): as in nn.Linear"
     )
@@ -64,7 +64,7 @@ def _here(key: Key, status: dict[str, Any]) -> list[str]:
         return [_problem(key), f"table     {why}: {EVERYTHING}"]
     table = plans.read(status["table"])
     notes = []
-    if not status["tuned"]:
+    if not status["tuned"] and not status["rules"]:
         notes.append(f"          UNTUNED for {status['gpu']}: times are those of {table.gpu}, the nearest GPU measured")
     return lines(table, key, status["table"], notes)
 
@@ -72,19 +72,22 @@ def _here(key: Key, status: dict[str, Any]) -> list[str]:
 def lines(table: Table, key: Key, source: str, notes: Sequence[str] = ()) -> list[str]:
     """What `cudal2 explain` prints for a key; `notes` follow the line on the table."""
     origin = ", ".join(part for part in (table.gpu, table.header.get("date"), source) if part)
-    head = [_problem(key), f"table     {origin}", *notes]
+    if table.rules:
+        notes = [f"          {plans.RULES}", *notes]
+    head = [_problem(key, roofline=not table.rules), f"table     {origin}", *notes]
     plan = table.plans.get(key)
     if plan is None:
         return head + _without_plan(table, key)
-    return head + _plan(plan) + _why(plan, table.sms) + _expected(plan)
+    found = head + _plan(plan) + _why(plan, rules.machine(table))
+    return found if table.rules else found + _measured(plan) + _expected(plan)
 
 
-def _problem(key: Key) -> str:
+def _problem(key: Key, roofline: bool = True) -> str:
+    """`roofline`: with the H200's, in µs."""
     shape = key.shape
-    return (
-        f"problem   {shape.m} x {shape.n} x {shape.k} {key.dtype} {key.layout}: "
-        f"{shape.flops / 1e9:.3g} GFLOP, {shape.bytes / 1e6:.3g} MB, roofline {roofline_us(shape):.2f} µs"
-    )
+    size = f"{shape.flops / 1e9:.3g} GFLOP, {shape.bytes / 1e6:.3g} MB"
+    limit = f", roofline {roofline_us(shape):.2f} µs" if roofline else ""
+    return f"problem   {shape.m} x {shape.n} x {shape.k} {key.dtype} {key.layout}: {size}{limit}"
 
 
 def _count(number: int, what: str) -> str:
@@ -105,7 +108,8 @@ def _without_plan(table: Table, key: Key) -> list[str]:
 
 
 def _plan(plan: Plan) -> list[str]:
-    runs = "this kernel" if plan.use == "own" else "cuBLAS, which measured faster here"
+    faster = "cuBLAS, which measured faster here" if plan.us is not None else "cuBLAS, by the rules"
+    runs = "this kernel" if plan.use == "own" else faster
     return [
         f"plan      {plan.kernel}, {plan.knobs}",
         f"dispatch  runs {runs}",
@@ -124,39 +128,53 @@ def describe(spec: KernelSpec) -> str:
         if spec.split > 1:
             parts.append(f"K split over {spec.split} CTAs of the cluster")
     else:
-        parts = ["cp.async + wmma", *parts, f"{spec.warps_m} x {spec.warps_n} warps"]
+        ways = {
+            "wmma": "cp.async + wmma",
+            "multistage": "cp.async + ldmatrix + mma.sync",
+            "direct": "global memory to mma.sync",
+        }
+        if spec.family == "direct":  # has no pipeline
+            parts.pop()
+        parts = [ways[spec.family], *parts, f"{spec.warps_m} x {spec.warps_n} warps"]
         if spec.warps_k > 1:
             parts.append(f"{spec.warps_k} of them along K")
     return ", ".join([*parts, f"{spec.threads} threads", f"{spec.smem_bytes / 1024:.0f} KB shared memory"])
 
 
-def _why(plan: Plan, sms: int) -> list[str]:
-    spec = plan.spec
+def _why(plan: Plan, machine: cost.Machine) -> list[str]:
+    spec, sms = plan.spec, machine.sms
     along_m, along_n = cost.tiles(spec, plan.key.shape)
-    ctas = along_m * along_n * spec.split
-    machine = cost.Machine(sms=sms)
+    knobs = plan.knobs
+    shared = spec.split * knobs.split
+    ctas = knobs.ctas if spec.stream_k and knobs.ctas else along_m * along_n * shared
     together = cost.ctas_per_sm(spec, machine)
-    waves = cost.waves(spec, plan.key.shape, machine)
-    fill = ctas / (math.ceil(waves) * cost.usable_sms(spec, machine) * together)
-    split = f" x {spec.split} (split)" if spec.split > 1 else ""
+    slots = cost.usable_sms(spec, machine) * together
+    waves = ctas / slots
+    fill = waves / math.ceil(waves)
+    split = f" x {shared} (split)" if shared > 1 else ""
     grid = f"{along_m} x {along_n} tiles{split} = {_count(ctas, 'CTA')}"
+    if spec.stream_k and knobs.ctas:
+        grid = f"{along_m} x {along_n} tiles shared by {_count(ctas, 'CTA')} (stream-K)"
     if ctas < sms:
         found = [f"why       {grid}: one wave, on {ctas} of {sms} SMs"]
     else:
         found = [f"why       {grid}, {together} to an SM: {waves:.2f} waves over {sms} SMs, {100 * fill:.0f} % filled"]
-    if plan.knobs.ctas and spec.split == 1:
-        found.append(f"          persistent: at most {_count(plan.knobs.ctas, 'CTA')} stride over the tiles")
-    if along_m * along_n > 1 and plan.knobs.group > 1:
-        found.append(
-            f"          tiles run in groups of {plan.knobs.group} along {'MN'[plan.knobs.raster]}, to share L2"
-        )
-    found.append(f"measured  {plan.us:.2f} µs, torch.matmul {plan.torch_us:.2f} µs ({plan.torch_us / plan.us:.3f}x)")
+    if knobs.ctas and spec.family == "sm90" and spec.split == 1:
+        found.append(f"          persistent: at most {_count(knobs.ctas, 'CTA')} stride over the tiles")
+    if along_m * along_n > 1 and knobs.group > 1 and spec.family != "direct":
+        found.append(f"          tiles run in groups of {knobs.group} along {'MN'[knobs.raster]}, to share L2")
+    return found
+
+
+def _measured(plan: Plan) -> list[str]:
+    us, torch_us = plan.measured
+    found = [f"measured  {us:.2f} µs, torch.matmul {torch_us:.2f} µs ({plan.speedup:.3f}x)"]
     if plan.lt_us is not None:
-        found.append(f"          cuBLASLt-AutoTuning {plan.lt_us:.2f} µs ({plan.lt_us / plan.us:.3f}x)")
+        found.append(f"          cuBLASLt-AutoTuning {plan.lt_us:.2f} µs ({plan.lt_us / us:.3f}x)")
     return found
 
 
 def _expected(plan: Plan) -> list[str]:
-    us, shape = plan.expected_us, plan.key.shape
+    us, shape = plan.measured[plan.use != "own"], plan.key.shape
     rates = f"{shape.flops / us / 1e6:.1f} TFLOP/s, {shape.bytes / us / 1e3:.0f} GB/s"
     return [f"expected  {us:.2f} µs, {rates}, {100 * roofline_us(shape) / us:.0f} % of the roofline"]

@@ -53,7 +53,8 @@ def _table(table: plans.Table) -> str:
     if module is not None and not _has_code(module, table):
         return f"{planned}, none of the table's kernels are in this build"
     own = sum(plan.use == "own" for plan in table.plans.values())
-    return f"{planned}, own kernel used on {own}"
+    source = f", {plans.RULES}" if table.rules else ""
+    return f"{planned}, own kernel used on {own}{source}"
 
 
 def _has_code(module: Any, table: plans.Table) -> bool:
@@ -80,4 +81,6 @@ def _device(index: int) -> str:
     if not status["plans"]:
         return f"cuda:{index}   {name}: none of the kernels of {status['table']} run here, every product goes to cuBLAS"
     mark = "tuned" if status["tuned"] else f"UNTUNED: measured on {status['table_gpu']}"
+    if status["rules"]:
+        mark = f"UNTUNED: {plans.RULES}"
     return f"cuda:{index}   {name}: {status['plans']} plans of {status['table']}, {mark}"

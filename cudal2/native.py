@@ -32,6 +32,10 @@ matmul_forward = torch.ops.cudal2.matmul_forward.default
 matmul_into = torch.ops.cudal2.matmul_into.default
 linear_forward = torch.ops.cudal2.linear_forward.default
 
+# The same, with fp16 accumulation where there is a plan that has it.
+matmul_acc16 = torch.ops.cudal2.matmul_acc16.default
+linear_acc16 = torch.ops.cudal2.linear_acc16.default
+
 # For ordinary eager calls: refuse sizes without a plan (see `deferred`), and skip OpOverload's Python on the way.
 matmul_eager = getattr(torch.ops.cudal2.matmul_eager.default, "_op", torch.ops.cudal2.matmul_eager.default)
 linear_eager = getattr(torch.ops.cudal2.linear_eager.default, "_op", torch.ops.cudal2.linear_eager.default)

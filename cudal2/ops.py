@@ -14,10 +14,13 @@ here: the op refuses it once, and from then on the call does not go through the 
             compiled or traced --> matmul_forward (the same, but falls back to aten::matmul in C++)
             gradient wanted    --> torch.ops.cudal2.matmul --> MatMul, whose forward is matmul_forward
             neither applies    --> torch.matmul
+
+With `accumulate="fp16"`, the first two ways go to matmul_acc16 instead, and the others are as ever.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -29,8 +32,10 @@ from torch.nn import Parameter
 
 from cudal2.native import (
     deferred,
+    linear_acc16,
     linear_eager,
     linear_forward,
+    matmul_acc16,
     matmul_eager,
     matmul_forward,
     matmul_into,
@@ -48,21 +53,29 @@ _differentiable_matmul = torch.ops.cudal2.matmul.default
 _differentiable_linear = torch.ops.cudal2.linear.default
 
 
-def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor:
+def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None, accumulate: str = "fp32") -> Tensor:
     """The matrix product of two tensors: :func:`torch.matmul`, with its semantics and errors, on any input.
 
     Tuned kernels run where `other` is 2-D [K, N] with a unit stride in either dimension, `input` is [..., K] with
     rows at one pitch, both are float16 or both bfloat16, on one CUDA device, and the plan table has M = prod(...), N,
-    K. They accumulate in fp32.
+    K. They accumulate in fp32, unless asked not to:
 
     Args:
         input: first factor, any rank of at least 1.
         other: second factor, any rank of at least 1.
         out: tensor to write into, as for torch.matmul.
+        accumulate: "fp32", or "fp16": float16 products may then run a kernel that adds up in fp16, where the plan table
+            has one. The result is 6 to 22 times less accurate, and overflows where a partial sum passes 65504; it is
+            faster on GeForce cards, whose tensor cores take fp16 sums at twice the rate. A permission, no promise:
+            without such a plan, for bfloat16, with out=, under autocast, where a gradient is wanted, and for whatever
+            else is torch's call, sums are fp32.
 
     Raises:
         RuntimeError: what torch.matmul raises; or that the plan table is malformed, naming file and row.
+        ValueError: `accumulate` is neither.
     """
+    if accumulate != "fp32":
+        return _accumulating(matmul_acc16, matmul, accumulate, input, other, out=out)
     if out is not None:
         return _matmul_out(input, other, out)
     recorded = _recorded()
@@ -89,7 +102,7 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None) -> Tensor
     return torch.matmul(input, other)
 
 
-def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, accumulate: str = "fp32") -> Tensor:
     """``input @ weight.T + bias``: :func:`torch.nn.functional.linear`, with its semantics and errors, on any input.
 
     Tuned kernels run under the conditions of :func:`matmul`, with `weight` [N, K] as other's transpose (row-major
@@ -99,10 +112,14 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         input: [..., K], any rank of at least 1.
         weight: [N, K].
         bias: [N], or None.
+        accumulate: as for :func:`matmul`. The bias is added in fp32 all the same.
 
     Raises:
         RuntimeError: what F.linear raises; or that the plan table is malformed, naming file and row.
+        ValueError: `accumulate` is neither "fp32" nor "fp16".
     """
+    if accumulate != "fp32":
+        return _accumulating(linear_acc16, linear, accumulate, input, weight, bias)
     recorded = _recorded()
     if not recorded and _unplanned and _known_unplanned(input, weight):
         return F.linear(input, weight, bias)
@@ -128,6 +145,38 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
             if unplanned(error):
                 _remember(input, weight)
     return F.linear(input, weight, bias)
+
+
+def _accumulating(
+    op: Callable[..., Tensor],
+    usual: Callable[..., Tensor],
+    accumulate: str,
+    input: Tensor,
+    b: Tensor,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """The product by `op`, which may accumulate in fp16; by the `usual` function where it would not take the op."""
+    if accumulate != "fp16":
+        raise ValueError(f"accumulate={accumulate!r}; expected 'fp32' or 'fp16'")
+    operands = (input, b) if bias is None else (input, b, bias)
+    if (
+        out is None
+        and all(type(operand) in _PLAIN for operand in operands)
+        and input.is_cuda
+        and b.ndim == 2
+        and forward_ad._current_level < 0
+        and not (torch.is_grad_enabled() and any(operand.requires_grad for operand in operands))
+    ):
+        if _recorded():
+            return op(*operands)
+        try:
+            return op(*operands)
+        except RuntimeError as error:
+            if not deferred(error):
+                raise
+    return usual(*operands) if out is None else usual(*operands, out=out)
 
 
 def _recorded() -> bool:

@@ -1,12 +1,14 @@
 """Plan tables: one CSV file per GPU, a row per (dtype, layout, M, N, K). The C++ runtime reads the same files.
 
-Comment lines `# key: value` come first (gpu, arch, sms, mode, date, torch, cublas, commit), then COLUMNS.
+Comment lines `# key: value` come first (gpu, arch, sms, mode, date, torch, cublas, commit), then COLUMNS. A table whose
+header says `# source: rules` was not measured: its plans need no times.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 import os
 import tempfile
@@ -15,15 +17,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 from cudal2.shapes import Shape
-from cudal2.spec import DTYPES, LAYOUTS, KernelSpec, SpecError
+from cudal2.spec import ALL_DTYPES, LAYOUTS, KernelSpec, SpecError
 
-_KNOBS, _TIMES = ["group", "raster", "ctas", "pdl"], ["us", "torch_us", "lt_us"]
+_KNOBS, _TIMES = ["group", "raster", "ctas", "split", "pdl"], ["us", "torch_us", "lt_us"]
 COLUMNS = ["dtype", "layout", "m", "n", "k", "kernel", *_KNOBS, *_TIMES, "use"]
 USES = ("own", "cublas")
 
 
 MOST_KNOB = 1 << 20
-"""The largest group or grid, here and in csrc/runtime/plan_table.cpp."""
+"""The largest group, grid or split, here and in csrc/runtime/plan_table.cpp."""
+
+
+RULES = "rules, calibrated on an H200; nobody measured this GPU"
+"""What is said of a table of rules."""
 
 
 class PlanError(ValueError):
@@ -51,21 +57,27 @@ class Knobs:
     group: int = 8
     raster: int = 0
     ctas: int = 0
+    split: int = 1
     pdl: bool = False
 
     def __str__(self) -> str:
-        return f"group={self.group} raster={self.raster} ctas={self.ctas} pdl={int(self.pdl)}"
+        return f"group={self.group} raster={self.raster} ctas={self.ctas} split={self.split} pdl={int(self.pdl)}"
+
+    @property
+    def fields(self) -> tuple[int, int, int, int, int]:
+        """All of them as integers, in the order of a table's columns and of `cudal2 verify --knobs`."""
+        return self.group, self.raster, self.ctas, self.split, int(self.pdl)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The kernel and knobs that measured fastest for a key, and the times (µs) that say so."""
+    """The kernel and knobs for a key, and the times (µs) that say so; None where rules chose and nobody measured."""
 
     key: Key
     kernel: str
     knobs: Knobs
-    us: float
-    torch_us: float
+    us: float | None
+    torch_us: float | None
     lt_us: float | None = None
     use: str = "own"
 
@@ -74,30 +86,44 @@ class Plan:
         return KernelSpec.parse(self.kernel)
 
     @property
-    def expected_us(self) -> float:
-        """What dispatch takes: the own kernel's time, or cuBLAS's where dispatch runs that."""
+    def expected_us(self) -> float | None:
+        """What dispatch takes: the own kernel's time, or cuBLAS's where dispatch runs that. None: not measured."""
         return self.us if self.use == "own" else self.torch_us
 
+    @property
+    def measured(self) -> tuple[float, float]:
+        """(us, torch_us). Raises ValueError if nobody measured the plan."""
+        if self.us is None or self.torch_us is None:
+            raise ValueError(f"the plan for {','.join(map(str, self.key))} comes from rules: it was not measured")
+        return self.us, self.torch_us
+
+    @property
+    def speedup(self) -> float:
+        """Of the own kernel over torch.matmul. Raises ValueError if nobody measured the plan."""
+        us, torch_us = self.measured
+        return torch_us / us
+
     def row(self) -> list[str]:
-        lt_us = "" if self.lt_us is None else f"{self.lt_us:.3f}"
-        knobs = (self.knobs.group, self.knobs.raster, self.knobs.ctas, int(self.knobs.pdl))
-        times = (f"{self.us:.3f}", f"{self.torch_us:.3f}", lt_us)
-        return [str(field) for field in (*self.key, self.kernel, *knobs, *times, self.use)]
+        times = ("" if us is None else f"{us:.3f}" for us in (self.us, self.torch_us, self.lt_us))
+        return [str(field) for field in (*self.key, self.kernel, *self.knobs.fields, *times, self.use)]
 
     @classmethod
-    def from_row(cls, row: dict[str, str]) -> Plan:
-        """The plan of a CSV row. Raises ValueError with what is wrong in it."""
+    def from_row(cls, row: dict[str, str], rules: bool = False) -> Plan:
+        """The plan of a CSV row; `rules`: it may lack times. Raises ValueError with what is wrong in it."""
         key = Key(row["dtype"], row["layout"], int(row["m"]), int(row["n"]), int(row["k"]))
-        knobs = Knobs(int(row["group"]), int(row["raster"]), int(row["ctas"]), row["pdl"] == "1")
-        lt_us = float(row["lt_us"]) if row["lt_us"] else None
-        plan = cls(key, row["kernel"], knobs, float(row["us"]), float(row["torch_us"]), lt_us, row["use"])
+        group, raster, ctas, split = (int(row[name]) for name in _KNOBS[:-1])
+        knobs = Knobs(group, raster, ctas, split, row["pdl"] == "1")
+        us, torch_us, lt_us = (
+            None if not row[name] and (rules or name == "lt_us") else float(row[name]) for name in _TIMES
+        )
+        plan = cls(key, row["kernel"], knobs, us, torch_us, lt_us, row["use"])
         plan._check(row["pdl"])
         return plan
 
     def _check(self, pdl: str) -> None:
         key, knobs = self.key, self.knobs
-        if key.dtype not in DTYPES:
-            raise ValueError(f"dtype={key.dtype!r}; expected one of {DTYPES}")
+        if key.dtype not in ALL_DTYPES:
+            raise ValueError(f"dtype={key.dtype!r}; expected one of {ALL_DTYPES}")
         if key.layout not in LAYOUTS:
             raise ValueError(f"layout={key.layout!r}; expected one of {LAYOUTS}")
         if min(key.shape) < 1:
@@ -106,8 +132,11 @@ class Plan:
         spec.validate()
         if (spec.dtype, spec.layout) != (key.dtype, key.layout):
             raise ValueError(f"kernel={self.kernel!r} is not for dtype={key.dtype}, layout={key.layout}")
-        if not (1 <= knobs.group <= MOST_KNOB and 0 <= knobs.ctas <= MOST_KNOB) or knobs.raster not in (0, 1):
-            raise ValueError(f"{knobs}; expected group >= 1, raster 0 or 1, ctas >= 0, both at most {MOST_KNOB}")
+        bounded = 1 <= knobs.group <= MOST_KNOB and 0 <= knobs.ctas <= MOST_KNOB and 1 <= knobs.split <= MOST_KNOB
+        if not bounded or knobs.raster not in (0, 1):
+            raise ValueError(f"{knobs}; expected group >= 1, raster 0 or 1, ctas >= 0, split >= 1, at most {MOST_KNOB}")
+        if knobs.split > 1 and (knobs.ctas > 0 or not spec.stream_k):
+            raise ValueError(f"{knobs}; split > 1 needs a stream-K kernel (…_sk), and ctas=0")
         if pdl not in ("0", "1"):
             raise ValueError(f"pdl={pdl!r}; expected 0 or 1")
         for name, us in (("us", self.us), ("torch_us", self.torch_us), ("lt_us", self.lt_us)):
@@ -132,6 +161,11 @@ class Table:
     def sms(self) -> int:
         return int(self.header.get("sms", "132"))
 
+    @property
+    def rules(self) -> bool:
+        """Whether the plans come from rules, and nobody measured them."""
+        return self.header.get("source") == "rules"
+
     def nearest(self, key: Key) -> Plan | None:
         """The plan of the same dtype and layout whose shape is nearest, by ratios of M, N and K."""
         alike = [plan for plan in self.plans.values() if (plan.key.dtype, plan.key.layout) == (key.dtype, key.layout)]
@@ -152,8 +186,8 @@ def read(path: str | Path) -> Table:
         for number, line in enumerate(file, start=1):
             line = line.rstrip("\r\n")
             if line.startswith("#"):
-                name, _, value = line[1:].partition(":")
-                header[name.strip()] = value.strip()
+                name, value = _entry(line)
+                header[name] = value
                 continue
             if not line:
                 continue
@@ -166,7 +200,7 @@ def read(path: str | Path) -> Table:
             if len(fields) != len(columns):
                 raise PlanError(f"{path}:{number}: {len(fields)} fields; expected {len(columns)}")
             try:
-                plan = Plan.from_row(dict(zip(columns, fields, strict=True)))
+                plan = Plan.from_row(dict(zip(columns, fields, strict=True)), header.get("source") == "rules")
             except (ValueError, SpecError) as error:
                 raise PlanError(f"{path}:{number}: {error}") from None
             if plan.key in plans:
@@ -178,14 +212,25 @@ def read(path: str | Path) -> Table:
 
 
 def write(path: str | Path, table: Table) -> None:
-    """Write a table, sorted by key, replacing the file in one step: a reader sees the old or the new, never half."""
+    """Write a table, replacing the file in one step: a reader sees the old or the new, never half.
+
+    Raises ValueError as `render` does.
+    """
+    replace_file(Path(path), render(table))
+
+
+def render(table: Table) -> str:
+    """A table's text, sorted by key. Raises ValueError if a plan lacks its times and the table is not one of rules."""
+    if not table.rules:
+        for plan in table.plans.values():
+            plan.measured  # noqa: B018  (raises)
     text = io.StringIO()
     for name, value in table.header.items():
         text.write(f"# {name}: {value}\n")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     writer.writerows(plan.row() for _, plan in sorted(table.plans.items()))
-    replace_file(Path(path), text.getvalue())
+    return text.getvalue()
 
 
 def replace_file(path: Path, text: str) -> None:
@@ -220,8 +265,21 @@ def slug(gpu: str) -> str:
 
 def for_gpu(name: str) -> tuple[Path, Table]:
     """The table file of a GPU, by short name ("h200") or driver name. Raises PlanError that lists what there is."""
-    path = directory() / f"{slug(name)}.csv"
-    if not path.is_file():
-        there = ", ".join(sorted(file.stem for file in directory().glob("*.csv"))) or "none"
-        raise PlanError(f"gpu={name!r} has no plan table in {directory()}; there: {there}")
-    return path, read(path)
+    files = sorted(directory().glob("*.csv"))
+    for path in files:
+        if path.stem == slug(name) or _header(path).get("gpu") == name:
+            return path, read(path)
+    there = ", ".join(path.stem for path in files) or "none"
+    raise PlanError(f"gpu={name!r} has no plan table in {directory()}; there: {there}")
+
+
+def _header(path: Path) -> dict[str, str]:
+    """The header of a table, whose plans may be malformed."""
+    with open(path, encoding="utf-8", errors="replace") as file:
+        lines = itertools.takewhile(lambda line: line.startswith("#"), file)
+        return dict(_entry(line) for line in lines)
+
+
+def _entry(line: str) -> tuple[str, str]:
+    name, _, value = line[1:].partition(":")
+    return name.strip(), value.strip()

@@ -8,21 +8,27 @@ import torch
 
 from cudal2.shapes import Shape
 
-TORCH_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16}
+TORCH_DTYPES = {"f16": torch.float16, "bf16": torch.bfloat16, "f16acc16": torch.float16}
 
 _POISON = {torch.float16: 0x7E5A, torch.bfloat16: 0x7FDA}  # NaNs that no computation yields
 _GUARD = 4096
 
 
 class Output:
-    """C [M,N] within a larger buffer, all of it a NaN pattern until a kernel writes C. A `pitch` over N leaves gaps."""
+    """C [M,N] within a larger buffer, all of it a NaN pattern until a kernel writes C.
 
-    def __init__(self, shape: Shape, dtype: torch.dtype, device: torch.device, pitch: int | None = None):
+    A `pitch` over N leaves gaps between rows. C starts at an aligned address, or if `ragged` one element past it.
+    """
+
+    def __init__(
+        self, shape: Shape, dtype: torch.dtype, device: torch.device, pitch: int | None = None, ragged: bool = False
+    ):
         m, n, pitch = shape.m, shape.n, pitch or shape.n
+        start = _GUARD + ragged
         self._poison = _POISON[dtype]
-        self._bits = torch.empty(2 * _GUARD + m * pitch, dtype=torch.int16, device=device)
-        inner = self._bits[_GUARD : _GUARD + m * pitch].view(m, pitch)
-        self._guards = [self._bits[:_GUARD], self._bits[_GUARD + m * pitch :]]
+        self._bits = torch.empty(2 * _GUARD + ragged + m * pitch, dtype=torch.int16, device=device)
+        inner = self._bits[start : start + m * pitch].view(m, pitch)
+        self._guards = [self._bits[:start], self._bits[start + m * pitch :]]
         if pitch > n:
             self._guards.append(inner[:, n:])
         self.c = inner[:, :n].view(dtype)
@@ -60,19 +66,29 @@ def generator(seed: int, shape: Shape, device: torch.device) -> torch.Generator:
     return torch.Generator(device=device).manual_seed(mixed)
 
 
-def normal(shape: Shape, dtype: torch.dtype, source: torch.Generator, pad: int = 0) -> Inputs:
-    """Standard normal operands. `pad` elements are left between rows, to a pitch that is a multiple of 8."""
-    a, b = (_matrix(rows, columns, dtype, source, pad) for rows, columns in ((shape.m, shape.k), (shape.k, shape.n)))
+def normal(shape: Shape, dtype: torch.dtype, source: torch.Generator, pad: int = 0, ragged: bool = False) -> Inputs:
+    """Standard normal operands.
+
+    `pad` elements are left between rows, and more, to a pitch that is a multiple of 8; but if `ragged`, no more, and
+    the operands start one element past an aligned address.
+    """
+    a, b = (
+        _matrix(rows, columns, dtype, source.device, pad, ragged)
+        for rows, columns in ((shape.m, shape.k), (shape.k, shape.n))
+    )
     a.normal_(generator=source)
     b.normal_(generator=source)
-    return Inputs(a, b, _transposed(b, pad))
+    return Inputs(a, b, _transposed(b, pad, ragged))
 
 
-def zero_one(shape: Shape, dtype: torch.dtype, source: torch.Generator) -> Inputs:
+def zero_one(shape: Shape, dtype: torch.dtype, source: torch.Generator, ragged: bool = False) -> Inputs:
     """0/1 operands so sparse that sums of products stay well below 2048, up to which fp16 is exact:
-    512 on average for a large K."""
-    a, b = zero_one_factors(shape, dtype, source)
-    return Inputs(a, b, _transposed(b, 0))
+    512 on average for a large K. `ragged` as in `normal`."""
+    a, b = (
+        _matrix(factor.shape[0], factor.shape[1], dtype, source.device, 0, ragged).copy_(factor)
+        for factor in zero_one_factors(shape, dtype, source)
+    )
+    return Inputs(a, b, _transposed(b, 0, ragged))
 
 
 def zero_one_factors(shape: Shape, dtype: torch.dtype, source: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
@@ -93,13 +109,12 @@ def exact_product(inputs: Inputs) -> torch.Tensor:
         torch.backends.cuda.matmul.allow_tf32 = allowed
 
 
-def _matrix(rows: int, columns: int, dtype: torch.dtype, source: torch.Generator, pad: int) -> torch.Tensor:
-    pitch = columns if pad == 0 and columns % 8 == 0 else (columns + pad + 7) // 8 * 8
-    return torch.empty(rows, pitch, dtype=dtype, device=source.device)[:, :columns]
+def _matrix(rows: int, columns: int, dtype: torch.dtype, device: torch.device, pad: int, ragged: bool) -> torch.Tensor:
+    pitch = columns + pad if ragged else (columns + pad + 7) // 8 * 8
+    return torch.empty(ragged + rows * pitch, dtype=dtype, device=device)[ragged:].view(rows, pitch)[:, :columns]
 
 
-def _transposed(b: torch.Tensor, pad: int) -> torch.Tensor:
+def _transposed(b: torch.Tensor, pad: int, ragged: bool) -> torch.Tensor:
     """b's values stored as its transpose: the tn layout."""
     k, n = b.shape
-    pitch = k if pad == 0 and k % 8 == 0 else (k + pad + 7) // 8 * 8
-    return torch.empty(n, pitch, dtype=b.dtype, device=b.device)[:, :k].copy_(b.t()).t()
+    return _matrix(n, k, b.dtype, b.device, pad, ragged).copy_(b.t()).t()

@@ -1,16 +1,17 @@
 """Tells torch about the ops, so that autograd, autocast, tracing and functorch do the right thing with them.
 
 The public ops `matmul`, `matmul.out` and `linear` are composite: torch runs their Python implementation for every
-device, and records or traces what it does. The C++ ops `matmul_forward`, `linear_forward`, their
-`_eager` twins and `matmul_into` get
+device, and records or traces what it does. The C++ ops `matmul_forward`, `linear_forward`, their `_eager` and `_acc16`
+twins and `matmul_into` get
 
 - a fallthrough of the autograd keys, so that an eager call runs no Python (ops.py says who may call them);
 - a fake kernel: torch's own product of the fake tensors, whose strides are also those of the real result: B is 2-D
   there, and then both are contiguous;
 - torch's product on devices other than CUDA, and of sparse and nested tensors.
 
-Both kinds get an autocast rule, which casts as torch does for its own matmul and linear, and a rule for functorch:
-while its transforms (vmap, grad, jvp) are at work, they see a plain torch.matmul, and know what to do with it.
+Both kinds get an autocast rule, which casts as torch does for its own matmul and linear (and accumulates in fp32), and
+a rule for functorch: while its transforms (vmap, grad, jvp) are at work, they see a plain torch.matmul, and know what
+to do with it.
 """
 
 from __future__ import annotations
@@ -83,12 +84,13 @@ def _register() -> None:
     products = (("matmul", autograd.matmul, _torch_matmul), ("linear", autograd.linear, _torch_linear))
     for name, composite, torchs in products:
         _library.impl(name, composite, "CompositeImplicitAutograd")
-        for op in (f"{name}_forward", f"{name}_eager"):
+        tuned = [f"{name}_{kind}" for kind in ("forward", "eager", "acc16")]
+        for op in tuned:
             _library.impl(op, torch.library.fallthrough_kernel, "Autograd")
             for key in _NOT_CUDA:
                 _library.impl(op, torchs, key)
             torch.library.register_fake(f"cudal2::{op}", _fake(torchs), lib=_library)
-        for op in (name, f"{name}_forward", f"{name}_eager"):
+        for op in (name, *tuned):
             _library.impl(op, _autocast(composite), "AutocastCUDA")
             _library.impl(op, torchs, _FUNCTORCH)
 

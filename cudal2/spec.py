@@ -7,18 +7,41 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 DTYPES = ("f16", "bf16")
+ALL_DTYPES = (*DTYPES, "f16acc16")
+"""f16acc16: fp16 operands accumulated in fp16, never used unless asked for by name (the paper's F16F16F16F16 set)."""
 LAYOUTS = ("nn", "tn")
-MAX_SMEM = {"sm90": 227 * 1024, "wmma": 99 * 1024}
-"""Bytes of shared memory a CTA may use: sm90 on compute capability 9.0; wmma keeps to the least of 8.x."""
+MAX_SMEM = {"sm90": 227 * 1024, "multistage": 227 * 1024, "direct": 99 * 1024, "wmma": 99 * 1024}
+"""Bytes of shared memory a CTA may use: 9.0's, or the least of 8.x. Cards that have less than a multistage kernel needs
+are told at run time."""
+DIRECT_CHUNK = 32
+"""What a direct warp loads of K at a time."""
 
 TWO_CTAS_SMEM = 113 * 1024
 """Bytes of shared memory with which two CTAs fit one SM of compute capability 9.0."""
 
-_NAME = re.compile(
-    r"(?P<family>sm90|wmma)_(?P<dtype>f16|bf16)_(?P<layout>nn|tn)_(?P<bm>\d+)x(?P<bn>\d+)x(?P<bk>\d+)_s(?P<stages>\d+)"
-    r"(?:_c(?P<cluster_m>\d+)x(?P<cluster_n>\d+)(?:k(?P<split>\d+))?_(?P<schedule>coop|ping)(?P<consumers>\d+)"
-    r"|_w(?P<warps_m>\d+)x(?P<warps_n>\d+)k(?P<warps_k>\d+))"
-)
+_HEAD = r"(?P<family>{family})_(?P<dtype>f16|bf16|f16acc16)_(?P<layout>nn|tn)_(?P<bm>\d+)x(?P<bn>\d+)x(?P<bk>\d+)"
+_STAGES = r"_s(?P<stages>\d+)"
+_WARPS = r"_w(?P<warps_m>\d+)x(?P<warps_n>\d+)k(?P<warps_k>\d+)"
+_TAILS = {
+    "sm90": _STAGES
+    + r"_c(?P<cluster_m>\d+)x(?P<cluster_n>\d+)(?:k(?P<split>\d+))?_(?P<schedule>coop|ping)(?P<consumers>\d+)",
+    "wmma": _STAGES + _WARPS,
+    "direct": _WARPS,
+    "multistage": _STAGES
+    + _WARPS
+    + r"(?:_(?P<shared>pad|plain))?(?:_p(?P<prefetch>\d+))?(?:_(?P<copies>stagger|spread))?"
+    r"(?:_(?P<epilogue>tensor|registers))?(?:_(?P<stream_k>sk))?(?:_(?P<vector>any))?",
+}
+_NAMES = [re.compile(_HEAD.format(family=family) + tail) for family, tail in _TAILS.items()]
+_FLAGS: dict[str, Any] = {"sk": True, "any": 1}
+"""What the words of a name stand for that are neither a number nor themselves."""
+
+
+_MULTISTAGE_CHOICES = {
+    "shared": ("swizzle", "pad", "plain"),
+    "copies": ("early", "stagger", "spread"),
+    "epilogue": ("direct", "tensor", "registers"),
+}
 
 
 def nn_panel_columns(bn: int) -> int:
@@ -42,7 +65,14 @@ class KernelSpec:
     sm90: TMA + WGMMA. `consumers` warpgroups; `schedule` coop (they share a tile's rows) or ping (they alternate over
     tiles, one's epilogue under the other's mainloop); `cluster_m` x `cluster_n` CTAs share loads by multicast; `split`
     CTAs of the cluster split K and reduce through distributed shared memory, in a fixed order.
-    wmma: cp.async + wmma fragments. `warps_m` x `warps_n` warps tile the CTA tile, `warps_k` of them split each BK.
+    The others have `warps_m` x `warps_n` warps that tile the CTA tile, and `warps_k` that split each BK.
+    wmma: cp.async + wmma fragments.
+    direct: from global memory to mma.sync registers; no stages, BK is what is in flight at once.
+    multistage: cp.async + ldmatrix + mma.sync. `shared`: swizzle, pad or plain rows; `prefetch`: steps of k16 that
+    fragments are loaded ahead; `copies`: the next block's before a step's products (early), A's before and B's after
+    (stagger) or over all steps (spread); `epilogue`: direct (through shared memory), tensor (the same with an
+    intermediate tensor) or registers; `stream_k`: can share tiles between CTAs through a workspace; `vector`: elements
+    to which operands must be aligned, 8 or 1.
     """
 
     family: str
@@ -51,7 +81,7 @@ class KernelSpec:
     bm: int
     bn: int
     bk: int
-    stages: int
+    stages: int = 1
     cluster_m: int = 1
     cluster_n: int = 1
     split: int = 1
@@ -60,24 +90,43 @@ class KernelSpec:
     warps_m: int = 1
     warps_n: int = 1
     warps_k: int = 1
+    shared: str = "swizzle"
+    prefetch: int = 1
+    copies: str = "early"
+    epilogue: str = "direct"
+    stream_k: bool = False
+    vector: int = 8
 
     @property
     def name(self) -> str:
         """The canonical name, e.g. ``sm90_f16_tn_128x256x64_s4_c2x1_coop2``."""
-        head = f"{self.family}_{self.dtype}_{self.layout}_{self.bm}x{self.bn}x{self.bk}_s{self.stages}"
-        if self.family == "wmma":
-            return f"{head}_w{self.warps_m}x{self.warps_n}k{self.warps_k}"
-        split = f"k{self.split}" if self.split > 1 else ""
-        return f"{head}_c{self.cluster_m}x{self.cluster_n}{split}_{self.schedule}{self.consumers}"
+        head = f"{self.family}_{self.dtype}_{self.layout}_{self.bm}x{self.bn}x{self.bk}"
+        if self.family != "direct":
+            head += f"_s{self.stages}"
+        if self.family == "sm90":
+            split = f"k{self.split}" if self.split > 1 else ""
+            return f"{head}_c{self.cluster_m}x{self.cluster_n}{split}_{self.schedule}{self.consumers}"
+        head += f"_w{self.warps_m}x{self.warps_n}k{self.warps_k}"
+        if self.family != "multistage":
+            return head
+        words = {
+            self.shared: self.shared != "swizzle",
+            f"p{self.prefetch}": self.prefetch != 1,
+            self.copies: self.copies != "early",
+            self.epilogue: self.epilogue != "direct",
+            "sk": self.stream_k,
+            "any": self.vector == 1,
+        }
+        return "_".join([head, *(word for word, present in words.items() if present)])
 
     @classmethod
     def parse(cls, name: str) -> KernelSpec:
         """The spec that has this canonical name. Raises SpecError if none has."""
-        match = _NAME.fullmatch(name)
+        match = next((found for pattern in _NAMES if (found := pattern.fullmatch(name))), None)
         if not match:
             raise SpecError(f"kernel name {name!r} is not of the form sm90_f16_tn_128x256x64_s4_c2x1_coop2")
         fields: dict[str, Any] = {
-            key: int(value) if value.isdigit() else value
+            key: int(value) if value.isdigit() else _FLAGS.get(value, value)
             for key, value in match.groupdict().items()
             if value is not None
         }
@@ -93,7 +142,7 @@ class KernelSpec:
     @property
     def threads(self) -> int:
         """Threads per CTA. sm90 adds a producer: a warp, or a warpgroup that lends its registers."""
-        if self.family == "wmma":
+        if self.family != "sm90":
             return 32 * self.warps_m * self.warps_n * self.warps_k
         return 128 * self.consumers + (128 if self.reallocates else 32)
 
@@ -110,9 +159,9 @@ class KernelSpec:
 
     @property
     def accumulator_registers(self) -> int:
-        """fp32 accumulators per consumer thread."""
-        if self.family == "wmma":
-            return self.bm * self.bn // (32 * self.warps_m * self.warps_n)
+        """Registers of accumulators per consumer thread."""
+        if self.family != "sm90":
+            return self.bm * self.bn // (32 * self.warps_m * self.warps_n) // (2 if self.dtype == "f16acc16" else 1)
         rows = self.bm if self.schedule == "ping" else self.bm // self.consumers
         return rows * self.bn // 128
 
@@ -125,6 +174,10 @@ class KernelSpec:
             pipeline = self.stages * 2 * (a + b)
             epilogue = 4 * self.warps_k * self.bm * (self.bn + 4)
             return max(pipeline, epilogue)
+        if self.family == "direct":
+            return 4 * self.warps_k * self.bm * self.bn if self.warps_k > 1 else 0
+        if self.family == "multistage":
+            return self._multistage_smem()
         panel = 64 if self.layout == "tn" else nn_panel_columns(self.bn)
         b_columns = self.bn if self.layout == "tn" else -(-self.bn // panel) * panel
         pipeline = self.stages * 2 * self.bk * (self.bm + b_columns)
@@ -133,6 +186,14 @@ class KernelSpec:
         over = max(pipeline, self._reduction_bytes) + around
         reuse = beside > MAX_SMEM["sm90"] or (beside > TWO_CTAS_SMEM >= over)
         return over if reuse else beside
+
+    def _multistage_smem(self) -> int:
+        pad = 8 if self.shared == "pad" else 0
+        b = self.bn * (self.bk + pad) if self.layout == "tn" else self.bk * (self.bn + pad)
+        pipeline = self.stages * 2 * (self.bm * (self.bk + pad) + b)
+        if self.warps_k > 1:
+            return max(pipeline, 4 * self.warps_k * self.bm * (self.bn + 4))
+        return pipeline if self.epilogue == "registers" else max(pipeline, 2 * self.bm * (self.bn + 8))
 
     @property
     def _reduction_bytes(self) -> int:
@@ -151,13 +212,24 @@ class KernelSpec:
     def _problem(self) -> str | None:
         if self.family not in MAX_SMEM:
             return f"family={self.family!r}; expected one of {sorted(MAX_SMEM)}"
-        if self.dtype not in DTYPES or self.layout not in LAYOUTS:
-            return f"dtype={self.dtype!r}, layout={self.layout!r}; expected one of {DTYPES} and {LAYOUTS}"
-        if self.stages < 2:
+        dtypes = ALL_DTYPES if self.family == "multistage" else DTYPES
+        if self.dtype not in dtypes or self.layout not in LAYOUTS:
+            return f"dtype={self.dtype!r}, layout={self.layout!r}; expected one of {dtypes} and {LAYOUTS}"
+        if self.family != "direct" and self.stages < 2:
             return f"stages={self.stages}; at least 2"
+        if self.family != "sm90" and not 32 <= self.threads <= 1024:
+            return f"{self.threads} threads; expected 32 to 1024"
+        if self.family != "sm90" and self.cluster_size != 1:
+            return f"{self.family} has no cluster"
         if self.smem_bytes > MAX_SMEM[self.family]:
             return f"needs {self.smem_bytes} bytes of shared memory; at most {MAX_SMEM[self.family]}"
-        return self._sm90_problem() if self.family == "sm90" else self._wmma_problem()
+        problems = {
+            "sm90": self._sm90_problem,
+            "wmma": self._wmma_problem,
+            "direct": self._direct_problem,
+            "multistage": self._multistage_problem,
+        }
+        return problems[self.family]()
 
     def _sm90_problem(self) -> str | None:
         if not 1 <= self.consumers <= 3:
@@ -188,8 +260,58 @@ class KernelSpec:
     def _wmma_problem(self) -> str | None:
         if self.bm % (16 * self.warps_m) or self.bn % (16 * self.warps_n) or self.bk % (16 * self.warps_k):
             return "each warp needs a multiple of 16 in M, N and K"
-        if not 32 <= self.threads <= 1024:
-            return f"{self.threads} threads; expected 32 to 1024"
-        if self.cluster_size != 1:
-            return "wmma has no cluster"
+        return None
+
+    @property
+    def chunks(self) -> int:
+        """direct: chunks of K that each warp has in flight."""
+        return self.bk // (DIRECT_CHUNK * self.warps_k)
+
+    def _direct_problem(self) -> str | None:
+        if self.bk % (DIRECT_CHUNK * self.warps_k) or self.chunks == 0:
+            return f"bk={self.bk}; expected a multiple of {DIRECT_CHUNK} for each of warps_k={self.warps_k}"
+        if self.bm % (16 * self.warps_m) or self.bm == 0:
+            return f"bm={self.bm}; each warp needs a multiple of 16 rows"
+        if self.bn not in (8 * self.warps_n * columns for columns in (1, 2, 4, 8)):
+            return f"bn={self.bn}; expected 8, 16, 32 or 64 columns for each of warps_n={self.warps_n}"
+        rows, columns = self.bm // self.warps_m // 8, self.bn // self.warps_n // 8
+        fragments = 4 * self.chunks * (rows + columns)
+        if self.accumulator_registers + fragments > min(200, 65536 // self.threads - 32):
+            return f"{self.accumulator_registers} accumulator and {fragments} fragment registers do not fit a thread"
+        return None
+
+    def _multistage_problem(self) -> str | None:
+        if self.bm % (16 * self.warps_m) or self.bn % (16 * self.warps_n) or self.bk % (16 * self.warps_k):
+            return "each warp needs a multiple of 16 in M, N and K"
+        if not all(16 <= extent <= 256 for extent in (self.bm, self.bn, self.bk)):
+            return f"tile {self.bm}x{self.bn}x{self.bk}; expected 16 to 256"
+        for name, known in _MULTISTAGE_CHOICES.items():
+            if getattr(self, name) not in known:
+                return f"{name}={getattr(self, name)!r}; expected one of {known}"
+        if self.stages > 8 or self.vector not in (1, 8):
+            return f"stages={self.stages}, vector={self.vector}; expected 2 to 8, and 1 or 8"
+        steps = self.bk // 16 // self.warps_k
+        if not 0 <= self.prefetch < steps:
+            return f"prefetch={self.prefetch}; expected less than the {steps} steps that a warp takes through a block"
+        if self.stream_k and self.warps_k > 1:
+            return f"warps_k={self.warps_k}: stream-K joins whole tiles of accumulators"
+        if self.accumulator_registers > 160:
+            return f"{self.accumulator_registers} accumulator registers do not fit a thread"
+        return self._copy_problem()
+
+    def _copy_problem(self) -> str | None:
+        """multistage: whether the CTA's threads cover each operand's rows in whole passes."""
+        nn = self.layout == "nn"
+        for name, rows, columns in (
+            ("A", self.bm, self.bk),
+            ("B", self.bk if nn else self.bn, self.bn if nn else self.bk),
+        ):
+            panel = columns
+            if self.shared == "swizzle":
+                panel = next(width for width in (64, 32, 16) if columns % width == 0)
+            per_pass, odd = divmod(self.threads, panel // 8)
+            if odd or (self.shared == "swizzle" and per_pass % 8):
+                return f"{self.threads} threads do not copy {name}'s rows of {panel} elements in whole passes"
+            if panel != columns and per_pass % rows and rows % per_pass:
+                return f"{self.threads} threads do not divide {name}'s {rows} rows"
         return None

@@ -1,16 +1,17 @@
 """The checks of `cudal2 verify`.
 
-Every product is checked on fresh random inputs: error at most twice torch.matmul's own (check.py), 0/1 inputs exactly,
-outputs poisoned with NaN and guarded on all sides, a second run the same bit for bit, and cudal2.matmul running the
-kernel that the plan names. Every kernel is also checked on odd shapes and pitches, with a bias, with other tile orders
-and grids, in chains under programmatic dependent launch, on a side stream and in a CUDA graph.
+Every product is checked on fresh random inputs: error within check.Bound (at most twice torch.matmul's own), 0/1
+inputs exactly, outputs poisoned with NaN and guarded on all sides, a second run the same bit for bit, and cudal2.matmul
+running the kernel that the plan names. Every kernel is also checked on odd shapes and pitches, with a bias, with other
+tile orders and grids, launched back to back, in chains under programmatic dependent launch, on a side stream and in a
+CUDA graph. Kernels for any alignment are checked on odd ones; kernels whose CTAs share tiles, in many ways of sharing.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -18,8 +19,9 @@ import cudal2
 from cudal2 import check, problem
 from cudal2.plans import Key, Knobs, Plan
 from cudal2.problem import TORCH_DTYPES, Inputs, Output
+from cudal2.search.knobs import most_sharing
 from cudal2.shapes import Shape
-from cudal2.spec import KernelSpec
+from cudal2.spec import DIRECT_CHUNK, KernelSpec
 
 
 @dataclass(frozen=True)
@@ -40,16 +42,19 @@ class Subject:
 
     def run(self, a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """Queue the kernel. Raises RuntimeError with the reason if it cannot run these operands."""
-        knobs = self.knobs
-        torch.ops.cudal2.gemm(a, b, out, bias, self.kernel, knobs.group, knobs.raster, knobs.ctas, knobs.pdl)
+        group, raster, ctas, split, pdl = self.knobs.fields
+        torch.ops.cudal2.gemm(a, b, out, bias, self.kernel, group, raster, ctas, split, bool(pdl))
+
+    def dispatched(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        """What a user's call for this dtype gives."""
+        return cudal2.matmul(a, b, accumulate="fp16" if self.dtype == "f16acc16" else "fp32")
 
     def command(self, shape: Shape, seed: int) -> str:
         """The command that checks this again."""
         command = f"python -m cudal2 verify --shape {shape} --dtype {self.dtype} --layout {self.layout} --seed {seed}"
         if not self.kernel:
             return command
-        knobs = self.knobs
-        return f"{command} --kernel {self.kernel} --knobs {knobs.group},{knobs.raster},{knobs.ctas},{int(knobs.pdl)}"
+        return f"{command} --kernel {self.kernel} --knobs {','.join(map(str, self.knobs.fields))}"
 
 
 @dataclass(frozen=True)
@@ -60,8 +65,8 @@ class Exact:
     product: torch.Tensor
 
     @classmethod
-    def draw(cls, shape: Shape, dtype: torch.dtype, source: torch.Generator) -> Exact:
-        inputs = problem.zero_one(shape, dtype, source)
+    def draw(cls, shape: Shape, dtype: torch.dtype, source: torch.Generator, ragged: bool) -> Exact:
+        inputs = problem.zero_one(shape, dtype, source, ragged)
         return cls(inputs, problem.exact_product(inputs).to(dtype))
 
 
@@ -84,25 +89,36 @@ class Session:
 
     # One shape -------------------------------------------------------------------------------------------------------
 
-    def product(self, shape: Shape, dtype: str, subjects: list[Subject], pad: int = 0, bias: bool = False) -> None:
-        """Check subjects of one dtype on one shape; they share inputs and references. One synchronization."""
+    def product(
+        self,
+        shape: Shape,
+        dtype: str,
+        subjects: list[Subject],
+        pad: int = 0,
+        bias: bool = False,
+        ragged: bool = False,
+    ) -> None:
+        """Check subjects of one dtype on one shape; they share inputs and references. One synchronization.
+
+        `pad` and `ragged` as in problem.normal, for the output too.
+        """
         torch_dtype = TORCH_DTYPES[dtype]
         source = problem.generator(self.seed, shape, self.device)
-        real = problem.normal(shape, torch_dtype, source, pad)
+        real = problem.normal(shape, torch_dtype, source, pad, ragged)
         wanted = check.reference(real.a, real.nn)
         vector, exact = None, None
         if bias:
             vector = _misaligned_bias(shape.n, torch_dtype, source)
             wanted += vector.to(wanted.dtype)
         else:
-            exact = Exact.draw(shape, torch_dtype, source)
+            exact = Exact.draw(shape, torch_dtype, source, ragged)
         verdicts: list[Verdict] = []
         numbers: list[torch.Tensor] = [check.magnitude(wanted)]
         bounds: dict[str, torch.Tensor] = {}
         for subject in subjects:
             if subject.layout not in bounds:
                 bounds[subject.layout] = check.errors(_by_torch(real, subject.layout, vector), wanted)
-            pending = self._measure(subject, real, wanted, exact, vector, pad)
+            pending = self._measure(subject, real, wanted, exact, vector, pad, ragged)
             if pending is None:
                 if subject.use:
                     self.fail(subject, shape, "the plan's kernel cannot run it")
@@ -110,7 +126,7 @@ class Session:
                 continue
             names, values = pending
             numbers += [bounds[subject.layout], *values]
-            verdicts.append(self._verdict(subject, shape, torch_dtype, names))
+            verdicts.append(self._verdict(subject, shape, names))
         flat = torch.cat([value.double().flatten() for value in numbers]).tolist()
         size, stream = (flat[0], flat[1]), iter(flat[2:])
         for verdict in verdicts:
@@ -125,6 +141,7 @@ class Session:
         exact: Exact | None,
         bias: torch.Tensor | None,
         pad: int,
+        ragged: bool,
     ) -> tuple[list[str], list[torch.Tensor]] | None:
         """Queue a subject's runs. Returns what is measured, by name, as device values; None if it cannot run these."""
         b = real.b(subject.layout)
@@ -137,7 +154,7 @@ class Session:
 
         first: torch.Tensor | None = None
         if subject.kernel:
-            output = Output(real.shape, real.a.dtype, self.device, real.shape.n + pad // 8 * 8 if pad else None)
+            output = Output(real.shape, real.a.dtype, self.device, real.shape.n + pad, ragged)
             try:
                 subject.run(real.a, b, output.c, bias)
             except RuntimeError as error:
@@ -156,7 +173,7 @@ class Session:
                 add("elements wrong on 0/1 inputs", (output.c != exact.product).sum())
         if bias is None and pad == 0:
             cudal2.last_path()  # forget what ran before
-            result = cudal2.matmul(real.a, b)
+            result = subject.dispatched(real.a, b)
             path = cudal2.last_path()
             add("error as dispatched", check.errors(result, wanted))
             if subject.use == "own":
@@ -167,9 +184,9 @@ class Session:
                     add("elements that differ as dispatched", (result != first).sum())
         return names, values
 
-    def _verdict(self, subject: Subject, shape: Shape, dtype: torch.dtype, names: list[str]) -> Verdict:
+    def _verdict(self, subject: Subject, shape: Shape, names: list[str]) -> Verdict:
         def judge(size: tuple[float, float], stream: Iterator[float]) -> None:
-            bound = check.Bound.of((next(stream), next(stream)), size, dtype)
+            bound = check.Bound.of((next(stream), next(stream)), size, subject.dtype, shape.k)
             for name in names:
                 if name.startswith("error"):
                     reason = bound.problem((next(stream), next(stream)))
@@ -192,14 +209,31 @@ class Session:
             subject = Subject(spec.dtype, spec.layout, name, knobs[index % len(knobs)])
             self.product(shape, spec.dtype, [subject], pad=8 * (index % 3))
             self.product(shape, spec.dtype, [subject], bias=True)
-        self.behaviour(Subject(spec.dtype, spec.layout, name))
+        if spec.vector == 1:
+            for index, shape in enumerate(ragged_shapes()[: 4 if quick else None]):
+                subject = Subject(spec.dtype, spec.layout, name, knobs[index % len(knobs)])
+                self.product(shape, spec.dtype, [subject], pad=index % 3, ragged=True)
+                self.product(shape, spec.dtype, [subject], pad=index % 3, bias=True, ragged=True)
+        behaving = [Knobs()]
+        if spec.stream_k:
+            for shape, shared in sharing(spec)[:: 3 if quick else 1]:
+                subject = Subject(spec.dtype, spec.layout, name, shared)
+                self.product(shape, spec.dtype, [subject])
+                self.product(shape, spec.dtype, [subject], bias=True)
+            behaving += [Knobs(split=3), Knobs(ctas=min(131, most_sharing(spec)))]
+        for chosen in behaving:
+            self.behaviour(Subject(spec.dtype, spec.layout, name, chosen))
 
     def behaviour(self, subject: Subject, shape: Shape | None = None) -> None:
         """Check launches that differ in context only: they must give the bits that a plain launch gives."""
         spec = KernelSpec.parse(subject.kernel)
-        least = (spec.split - 1) * spec.bk + 8  # each CTA of the split has something to do, whichever of N and K it is
-        shape = shape or Shape(520, max(776, least), max(648, least))
+        # A plan's larger split may have too few blocks here, or too many tiles for the workspace.
+        subject = replace(subject, knobs=replace(subject.knobs, split=min(subject.knobs.split, 3)))
+        # Multiples of 32, with something to do for each CTA of the split, whichever of N and K it is.
+        least = (spec.split - 1) * spec.bk + 32
+        shape = shape or Shape(520, max(800, least), max(672, least))
         for what, runs_alike in (
+            ("launches back to back", self._back_to_back),
             ("a chain under programmatic dependent launch", self._pdl_chain),
             ("a side stream", self._side_stream),
             ("a CUDA graph's replay", self._graph),
@@ -216,6 +250,15 @@ class Session:
         out = Output(Shape(a.shape[0], b.shape[1], a.shape[1]), a.dtype, self.device).c
         subject.run(a, b, out)
         return out
+
+    def _back_to_back(self, subject: Subject, shape: Shape) -> bool:
+        """Nothing runs in between that could put right what a launch leaves behind in a workspace."""
+        inputs = self._inputs(subject, shape)
+        b = inputs.b(subject.layout)
+        outs = [Output(shape, inputs.a.dtype, self.device).c for _ in range(4)]
+        for out in outs:
+            subject.run(inputs.a, b, out)
+        return _same(outs, [self._plain(subject, inputs.a, b)] * len(outs))
 
     def _pdl_chain(self, subject: Subject, shape: Shape) -> bool:
         """C = A B, E = C D, C = A' B, F = C D: reads what was just written, overwrites what is being read."""
@@ -276,7 +319,7 @@ class Session:
 def odd_shapes(spec: KernelSpec) -> list[Shape]:
     """Shapes that divide nothing: one row, less than a tile, a little over one, several clusters and stages."""
     tile_m, tile_n, step = spec.bm * spec.cluster_m, spec.bn * spec.cluster_n, spec.bk * spec.split
-    return [
+    shapes = [
         Shape(1, 8, 8),
         Shape(65, 72, 40),
         Shape(2 * tile_m + 1, tile_n + 8, step * spec.stages + 8),
@@ -286,10 +329,37 @@ def odd_shapes(spec: KernelSpec) -> list[Shape]:
         Shape(3 * tile_m + 3, 3 * tile_n + 24, 2 * step - 7),
         Shape(333, 2056, 521),
     ]
+    multiple = DIRECT_CHUNK if spec.family == "direct" else 1
+    return [Shape(m, n, -(-k // multiple) * multiple) for m, n, k in shapes]
+
+
+def ragged_shapes() -> list[Shape]:
+    """Shapes for kernels that need no alignment: primes, ones, and more rows than fit 16 bits."""
+    return [
+        Shape(7, 33, 1),
+        Shape(1009, 67, 131),
+        Shape(1, 7, 33),
+        Shape(33, 1, 7),
+        Shape(1, 1, 1),
+        Shape(127, 257, 521),
+        Shape(31, 4099, 63),
+        Shape(1000003, 33, 7),
+    ]
+
+
+def sharing(spec: KernelSpec) -> list[tuple[Shape, Knobs]]:
+    """Ways in which CTAs share tiles: splits that divide no K, and stream-K with fewer and more CTAs than tiles."""
+    few = Shape(spec.bm + 1, spec.bn + 8, 40 * spec.bk + 8)
+    some = Shape(4 * spec.bm + 3, 4 * spec.bn + 24, 7 * spec.bk - 3)
+    many = Shape(9 * spec.bm + 3, 17 * spec.bn + 24, 7 * spec.bk - 3)
+    splits = [(shape, Knobs(split=split)) for split in (2, 3, 5) for shape in (few, some)]
+    counts = (7, min(131, most_sharing(spec)))
+    streams = [(shape, Knobs(ctas=ctas, group=3, raster=1)) for ctas in counts for shape in (few, some, many)]
+    return splits + streams
 
 
 def _with_pdl(knobs: Knobs, pdl: bool) -> Knobs:
-    return Knobs(knobs.group, knobs.raster, knobs.ctas, pdl)
+    return replace(knobs, pdl=pdl)
 
 
 def _same(results: list[torch.Tensor], wanted: list[torch.Tensor]) -> bool:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections import defaultdict
 
 import torch
 
-import cudal2
 from cudal2 import check, plans, problem, progress, shapes, tools
 from cudal2.plans import Key, Knobs, Table
 from cudal2.problem import TORCH_DTYPES
+from cudal2.search import cost, knobs
 from cudal2.shapes import Shape
-from cudal2.spec import DTYPES, LAYOUTS, KernelSpec
+from cudal2.spec import ALL_DTYPES, LAYOUTS, KernelSpec
 from cudal2.verifier import Session, Subject
 
 NO_GPU = 3
@@ -25,9 +26,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--shape", type=shapes.argument, metavar="M,N,K", help="this shape")
     parser.add_argument("--grid", action="store_true", help="the 1000 shapes of the grid, as planned and dispatched")
     parser.add_argument("--kernel", metavar="NAME", help="this compiled kernel, or all, on odd shapes (or on --shape)")
-    parser.add_argument("--dtype", default=",".join(DTYPES), help="f16, bf16 or both (default)")
+    parser.add_argument(
+        "--family", metavar="NAME", help="the kernels of this family alone, on --grid or --shape, whatever is planned"
+    )
+    parser.add_argument("--dtype", default=",".join(ALL_DTYPES), help="f16, bf16, f16acc16; default: all")
     parser.add_argument("--layout", default=",".join(LAYOUTS), help="nn, tn or both (default)")
-    parser.add_argument("--knobs", default="8,0,0,0", metavar="G,R,C,P", help="group, raster, ctas, pdl for --kernel")
+    parser.add_argument(
+        "--knobs", default="8,0,0,1,0", metavar="G,R,C,S,P", help="group, raster, ctas, split, pdl for --kernel"
+    )
     parser.add_argument("--seed", type=int, help="of the random inputs; default: another each time")
     parser.add_argument("--quick", action="store_true", help="fewer shapes")
 
@@ -35,9 +41,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run `cudal2 verify`. Returns 0, 1 on any failed check, or 3 where it takes a GPU and there is none."""
     seed = int(time.time()) if options.seed is None else options.seed
-    dtypes, layouts = (_subset(options, "dtype", DTYPES), _subset(options, "layout", LAYOUTS))
+    dtypes, layouts = (_subset(options, "dtype", ALL_DTYPES), _subset(options, "layout", LAYOUTS))
+    if options.family and (options.kernel or not (options.shape or options.grid)):
+        raise ValueError(f"--family {options.family} goes with --grid or --shape, and not with --kernel")
     if not torch.cuda.is_available():
-        if options.shape and not options.kernel:
+        if options.shape and not (options.kernel or options.family):
             return _on_cpu(options.shape, dtypes, layouts, seed)
         print(
             "verify: no GPU that this torch can use, so no kernel can run here; --shape M,N,K checks the CPU fallback"
@@ -46,7 +54,12 @@ def run(options: argparse.Namespace) -> int:
     session = Session(torch.device("cuda", torch.cuda.current_device()), seed)
     started = time.monotonic()
     everything = not (options.shape or options.grid or options.kernel)
-    if options.shape and options.kernel:
+    if options.family:
+        chosen = [options.shape] if options.shape else shapes.grid()
+        _family(
+            session, options.family, shapes.sample(chosen, SAMPLE, seed) if options.quick else chosen, dtypes, layouts
+        )
+    elif options.shape and options.kernel:
         _named_kernel(session, options)
     elif options.shape:
         _dispatched(session, [options.shape], dtypes, layouts)
@@ -54,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         _kernels(session, [options.kernel], dtypes, layouts, options.quick)
     if everything:
         _kernels(session, ["all"], dtypes, layouts, options.quick)
-    if options.grid or everything:
+    if (options.grid and not options.family) or everything:
         chosen = shapes.grid()
         if everything or options.quick:
             chosen = shapes.sample(chosen, SAMPLE, seed)
@@ -77,11 +90,18 @@ def _subset(options: argparse.Namespace, name: str, known: tuple[str, ...]) -> l
 
 def _named_kernel(session: Session, options: argparse.Namespace) -> None:
     spec = KernelSpec.parse(options.kernel)
-    group, raster, ctas, pdl = (int(part) for part in options.knobs.split(","))
-    subject = Subject(spec.dtype, spec.layout, spec.name, Knobs(group, raster, ctas, bool(pdl)))
+    try:
+        group, raster, ctas, split, pdl = (int(part) for part in options.knobs.split(","))
+    except ValueError:
+        raise ValueError(f"--knobs {options.knobs}; expected five integers: group,raster,ctas,split,pdl") from None
+    subject = Subject(spec.dtype, spec.layout, spec.name, Knobs(group, raster, ctas, split, bool(pdl)))
     session.product(options.shape, spec.dtype, [subject])
     session.product(options.shape, spec.dtype, [subject], pad=8)
     session.product(options.shape, spec.dtype, [subject], bias=True)
+    if spec.vector == 1:
+        for pad in range(3):
+            session.product(options.shape, spec.dtype, [subject], pad=pad, ragged=True)
+            session.product(options.shape, spec.dtype, [subject], pad=pad, ragged=True, bias=True)
     session.behaviour(subject)
 
 
@@ -106,6 +126,29 @@ def _dispatched(
     if behaviours:
         for subject in progress.bar(list(met.values()), "kernel"):
             session.behaviour(subject)
+
+
+def _family(session: Session, family: str, chosen: list[Shape], dtypes: list[str], layouts: list[str]) -> None:
+    """Each shape with the kernel of the family, and the knobs, that the cost model would try first."""
+    specs: dict[tuple[str, str], list[KernelSpec]] = defaultdict(list)
+    known = set()
+    for spec in map(KernelSpec.parse, compiled_kernels(list(ALL_DTYPES), list(LAYOUTS))):
+        known.add(spec.family)
+        if spec.family == family:
+            specs[spec.dtype, spec.layout].append(spec)
+    if family not in known:
+        raise ValueError(
+            f"--family {family}: no such kernels for this GPU; there are {', '.join(sorted(known)) or 'none'}"
+        )
+    sms = torch.cuda.get_device_properties(session.device).multi_processor_count
+    for shape in progress.bar(chosen, "shape"):
+        for dtype in dtypes:
+            best = [spec for layout in layouts for spec in cost.shortlist(specs[dtype, layout], shape, keep=1)]
+            subjects = [
+                Subject(s.dtype, s.layout, s.name, knobs.first(s, shape, sms * cost.ctas_per_sm(s))) for s in best
+            ]
+            if subjects:
+                session.product(shape, dtype, subjects)
 
 
 def compiled_kernels(dtypes: list[str], layouts: list[str]) -> list[str]:
@@ -143,8 +186,9 @@ def _on_cpu(shape: Shape, dtypes: list[str], layouts: list[str], seed: int) -> i
         wanted = check.reference(inputs.a, inputs.nn)
         for layout in layouts:
             by_torch = check.errors(torch.matmul(inputs.a, inputs.b(layout)), wanted).tolist()
-            own = check.errors(cudal2.matmul(inputs.a, inputs.b(layout)), wanted).tolist()
-            bound = check.Bound.of(tuple(by_torch), tuple(check.magnitude(wanted).tolist()), inputs.a.dtype)
+            result = Subject(dtype, layout).dispatched(inputs.a, inputs.b(layout))
+            own = check.errors(result, wanted).tolist()
+            bound = check.Bound.of(tuple(by_torch), tuple(check.magnitude(wanted).tolist()), dtype, shape.k)
             reason = bound.problem(tuple(own))
             failures += reason is not None
             print(f"{dtype} {layout} {shape}: {reason or 'passed'}")

@@ -49,6 +49,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"confirm: {error}", file=sys.stderr)
         return 2
     gpu = provenance.provenance()["gpu"]
+    if table.rules:
+        print(f"confirm: {options.table} comes from rules: there are no measurements to confirm", file=sys.stderr)
+        return 2
     if table.gpu != gpu:
         print(f"confirm: {options.table} was measured on {table.gpu}, and this is {gpu}", file=sys.stderr)
         return 2
@@ -70,7 +73,7 @@ def main(argv: list[str] | None = None) -> int:
                     break
                 pairs = [instance(watch, pool, plan, options.rounds) for _ in range(options.instances)]
                 for index, (own, other) in enumerate(pairs):
-                    times = [f"{us:.3f}" for us in (own, other, plan.us, plan.torch_us)]
+                    times = [f"{us:.3f}" for us in (own, other, *plan.measured)]
                     log.writerow([*plan.key, plan.kernel, index, *times])
                 table.plans[plan.key] = decide(plan, pairs)
                 confirmed.append(table.plans[plan.key])
@@ -84,13 +87,13 @@ def main(argv: list[str] | None = None) -> int:
 def instance(watch: measure.Stopwatch, pool: measure.Pool, plan: Plan, rounds: int) -> tuple[float, float]:
     """µs of the plan's kernel and of torch.matmul, over operands and graphs made for this measurement."""
     operands = pool.operands(plan.key.shape, plan.key.layout)
-    launches = measure.launches_for(min(plan.us, plan.torch_us), target_us=100.0)
+    launches = measure.launches_for(min(plan.measured), target_us=100.0)
     with watch.scope():
         graphs = {
             "own": watch.kernel(plan.kernel, plan.knobs, [operands.gemm()], launches),
             "torch": watch.matmul(operands, launches),
         }
-        times = watch.medians(graphs, rounds if plan.torch_us < 1000 else max(3, rounds // 2))
+        times = watch.medians(graphs, rounds if plan.measured[1] < 1000 else max(3, rounds // 2))
     return times["own"], times["torch"]
 
 
@@ -98,7 +101,7 @@ def decide(plan: Plan, pairs: Iterable[tuple[float, float]]) -> Plan:
     """The plan with the times of new (own, torch) measurements, and what dispatch should run by all of them."""
     own, other = zip(*pairs, strict=True)
     fresh = [theirs / ours for ours, theirs in zip(own, other, strict=True)]
-    gain = statistics.median([plan.torch_us / plan.us, *fresh])
+    gain = statistics.median([plan.speedup, *fresh])
     use = "own" if gain * OWN_MARGIN >= 1 and min(fresh) >= WORST_LOSS else "cublas"
     return replace(plan, us=statistics.median(own), torch_us=statistics.median(other), use=use)
 
@@ -110,8 +113,8 @@ def summary(confirmed: Iterable[Plan]) -> str:
         groups.setdefault((plan.key.dtype, plan.key.layout), []).append(plan)
     lines = []
     for (dtype, layout), group in sorted(groups.items()):
-        own = [plan.torch_us / plan.us for plan in group]
-        dispatched = [plan.torch_us / plan.expected_us for plan in group]
+        own = [plan.speedup for plan in group]
+        dispatched = [plan.speedup if plan.use == "own" else 1.0 for plan in group]
         lines.append(
             f"{dtype} {layout}: {len(group)} plans, geomean over torch: own {statistics.geometric_mean(own):.3f} "
             f"(worst {min(own):.3f}), as dispatched {statistics.geometric_mean(dispatched):.3f} "

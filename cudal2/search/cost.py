@@ -17,12 +17,14 @@ from cudal2.spec import KernelSpec
 
 @dataclass(frozen=True)
 class Machine:
-    """What the model knows of a GPU. Rates per SM in work per ns."""
+    """What the model knows of a GPU. Rates in work per ns: of an SM's tensor cores by wgmma (`flops`) and by mma.sync
+    (`mma_flops`), of its loads from L2, and of the whole memory."""
 
     sms: int = 132
     sm_smem: int = 228 * 1024
     sm_threads: int = 2048
     flops: float = 6100.0
+    mma_flops: float = 4880.0
     l2_bytes: float = 60.0
     hbm_bytes: float = 4300.0
     l2_size: int = 50 << 20
@@ -67,6 +69,8 @@ def waves(spec: KernelSpec, shape: Shape, machine: Machine = H200) -> float:
 
 def predict_us(spec: KernelSpec, shape: Shape, machine: Machine = H200) -> float:
     """Predicted device time in µs of one launch."""
+    if spec.family == "direct":
+        return _predict_direct_us(spec, shape, machine)
     along_m, along_n = tiles(spec, shape)
     ctas = along_m * along_n * spec.split
     sms = usable_sms(spec, machine)
@@ -74,7 +78,8 @@ def predict_us(spec: KernelSpec, shape: Shape, machine: Machine = H200) -> float
     rounds = math.ceil(ctas / (sms * together))
     steps = math.ceil(math.ceil(shape.k / spec.bk) / spec.split)
 
-    flops_ns = together * steps * 2 * spec.bm * spec.bn * spec.bk / (machine.flops * _tensor_efficiency(spec))
+    rate = (machine.flops if spec.family == "sm90" else machine.mma_flops) * _tensor_efficiency(spec)
+    flops_ns = together * steps * 2 * spec.bm * spec.bn * spec.bk / rate
     stage_bytes = 2 * spec.bk * (spec.bm + spec.bn)
     shared_bytes = 2 * spec.bk * (spec.bm / spec.cluster_n + spec.bn / spec.cluster_m)  # multicast reads L2 once
     rate = min(machine.l2_bytes, together * spec.stages * stage_bytes / machine.latency_ns)
@@ -91,10 +96,29 @@ def predict_us(spec: KernelSpec, shape: Shape, machine: Machine = H200) -> float
     return machine.launch_us + max(rounds * wave_ns, hbm_ns) / 1000
 
 
+def _predict_direct_us(spec: KernelSpec, shape: Shape, machine: Machine) -> float:
+    """A direct kernel has a shorter way to its first product, and takes K in passes of BK at an L2 latency each."""
+    along_m, along_n = tiles(spec, shape)
+    ctas = along_m * along_n
+    together = min(ctas_per_sm(spec, machine), max(1, math.ceil(ctas / machine.sms)))
+    rounds = math.ceil(ctas / (machine.sms * together))
+    columns = spec.bn // spec.warps_n // 8
+    narrow = 1.0 if spec.layout == "tn" else {1: 0.4, 2: 0.55, 4: 0.7, 8: 0.8}[columns]  # nn's loads of B
+    bytes_ns = together * 2 * shape.k * (spec.bm * spec.warps_n + spec.bn * spec.warps_m / narrow) / machine.l2_bytes
+    latency_ns = 0.4 * machine.latency_ns * math.ceil(shape.k / spec.bk)
+    wave_ns = max(bytes_ns, latency_ns) + (150 if spec.warps_k > 1 else 0) + together * spec.bm * spec.bn / 25.0
+    flops_ns = together * 2 * spec.bm * spec.bn * shape.k / (machine.mma_flops * _tensor_efficiency(spec))
+    wave_ns = max(wave_ns, flops_ns)
+    hbm_ns = (shape.bytes if shape.bytes > machine.l2_size else 0) / machine.hbm_bytes
+    return machine.launch_us - 0.9 + max(rounds * wave_ns, hbm_ns) / 1000
+
+
 def _tensor_efficiency(spec: KernelSpec) -> float:
     """Share of the tensor cores' rate that a tile can reach: a narrow one is bound by shared-memory reads."""
-    if spec.family == "wmma":
-        return 0.45
+    if spec.family != "sm90":
+        warp_m, warp_n = spec.bm / spec.warps_m, spec.bn / spec.warps_n
+        reads = warp_m * warp_n / (warp_m + warp_n) / 32.0  # products per element that a warp reads; 1 for 64 x 64
+        return 0.68 * min(1.0, 0.35 + 0.65 * reads) * (0.7 if spec.family == "wmma" else 1.0)
     narrow = min(1.0, (spec.bn / 2) / (16 + spec.bn / 4))
     single = 0.8 if spec.consumers == 1 else 1.0
     return narrow * single

@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +21,8 @@ from cudal2.search.measure import Operands, Stopwatch, launches_for
 
 WORKSPACE_BYTES = 32 << 20
 MOST_SUGGESTIONS = 100
+BUDGET_US = 40_000.0
+"""Device time for trying the suggestions once, about."""
 DEVICE = "cuda"
 
 
@@ -102,6 +104,17 @@ class Problem:
         return self._native.prepare(index, (operands or self.operands).gemm(), stream)
 
 
+class Suggestions(Protocol):
+    """Ways to compute one GEMM, by index, the most promising first: a Problem, or anything else to be autotuned."""
+
+    @property
+    def operands(self) -> Operands: ...
+
+    def __len__(self) -> int: ...
+
+    def call(self, index: int, stream: int, operands: Operands | None = None) -> Any: ...
+
+
 @dataclass(frozen=True)
 class Ranking:
     """Suggestions that run, the fastest first, out of `tried`; finding it took `busy_us` of device time."""
@@ -111,7 +124,9 @@ class Ranking:
     busy_us: float
 
 
-def autotune(problem: Problem, watch: Stopwatch, us: float, budget_us: float = 40_000.0, finalists: int = 4) -> Ranking:
+def autotune(
+    problem: Suggestions, watch: Stopwatch, us: float, budget_us: float = BUDGET_US, finalists: int = 4
+) -> Ranking:
     """Rank a problem's suggestions by successive halving: all of them, then 16, then `finalists`, ever more replays.
 
     `us`: about what one launch takes. Where a single launch of all would take more than `budget_us`, only the first
@@ -133,7 +148,7 @@ def autotune(problem: Problem, watch: Stopwatch, us: float, budget_us: float = 4
     return Ranking(order, tried, watch.busy_us - start)
 
 
-def graphs(problem: Problem, watch: Stopwatch, indices: Sequence[int], launches: int) -> dict[int, Any]:
+def graphs(problem: Suggestions, watch: Stopwatch, indices: Sequence[int], launches: int) -> dict[int, Any]:
     """A graph for each of the suggestions that run, by its index.
 
     Large problems are captured without a run before, which would double what autotuning them takes; where that fails
@@ -141,7 +156,10 @@ def graphs(problem: Problem, watch: Stopwatch, indices: Sequence[int], launches:
     """
     captured: dict[int, Any] = {}
     for index in indices:
-        call = problem.call(index, watch.stream.cuda_stream)
+        try:
+            call = problem.call(index, watch.stream.cuda_stream)
+        except ValueError:  # a kernel that cannot run these operands
+            continue
         for warm in (launches > 1, True):
             try:
                 captured[index] = watch.calls(lambda _, call=call: call(), launches, warm)  # type: ignore[misc]

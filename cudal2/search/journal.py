@@ -13,7 +13,7 @@ from typing import TextIO, cast
 
 from cudal2.plans import Key, Knobs
 
-COLUMNS = ["dtype", "layout", "m", "n", "k", "kernel", "group", "raster", "ctas", "pdl", "us", "stage", "note"]
+COLUMNS = ["dtype", "layout", "m", "n", "k", "kernel", "group", "raster", "ctas", "split", "pdl", "us", "stage", "note"]
 CRASH = "crash"
 RANKED_STAGES = ("top", "knobs", "final")
 
@@ -54,8 +54,7 @@ class Journal:
         for entry in entries:
             knobs = entry.candidate.knobs
             us = "" if entry.us is None else f"{entry.us:.3f}"
-            fields = (knobs.group, knobs.raster, knobs.ctas, int(knobs.pdl), us, entry.stage, entry.note)
-            self._writer.writerow([*entry.key, entry.candidate.kernel, *fields])
+            self._writer.writerow([*entry.key, entry.candidate.kernel, *knobs.fields, us, entry.stage, entry.note])
 
     def flush(self) -> None:
         self._file.flush()
@@ -77,7 +76,10 @@ class Journal:
 
 
 def read(path: str | Path) -> Iterable[Entry]:
-    """The entries of a log. A last line that was cut short by a crash is left out."""
+    """The entries of a log. A last line that was cut short by a crash is left out.
+
+    Logs from before the knob `split` have no such column: it was 1.
+    """
     with _open(Path(path), "rt") as file:
         rows = csv.DictReader(file)
         while True:
@@ -90,7 +92,8 @@ def read(path: str | Path) -> Iterable[Entry]:
             if None in row.values() or None in row:
                 continue
             key = Key(row["dtype"], row["layout"], int(row["m"]), int(row["n"]), int(row["k"]))
-            knobs = Knobs(int(row["group"]), int(row["raster"]), int(row["ctas"]), row["pdl"] == "1")
+            group, raster, ctas, split = (int(row.get(name, "1")) for name in ("group", "raster", "ctas", "split"))
+            knobs = Knobs(group, raster, ctas, split, row["pdl"] == "1")
             us = float(row["us"]) if row["us"] else None
             yield Entry(key, Candidate(row["kernel"], knobs), us, row["stage"], row["note"])
 

@@ -177,4 +177,7 @@ class Stopwatch:
 
 
 def native_knobs(knobs: Knobs) -> Any:
-    return tools.require().Knobs(group=knobs.group, raster=knobs.raster, ctas=knobs.ctas, pdl=knobs.pdl)
+    """The knobs as the native tools take them."""
+    return tools.require().Knobs(
+        group=knobs.group, raster=knobs.raster, ctas=knobs.ctas, split=knobs.split, pdl=knobs.pdl
+    )

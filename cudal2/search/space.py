@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 from cudal2.spec import DTYPES, LAYOUTS, MAX_SMEM, KernelSpec
 
@@ -46,14 +47,53 @@ _SM90 = """
 192x192x64 s4  coop3  1x1
 """
 
-# Tile, stages, then warps along M x N, and those that split each BK.
+# Tile, stages, then warps along M x N, and those that split each BK. For Turing: elsewhere direct is faster.
 _WMMA = """
-16x16x64   s4 1x1k2
-16x16x128  s2 1x1k4
 16x32x64   s4 1x2k2
-16x64x64   s4 1x4k1
-32x32x64   s2 2x2k1
 32x32x64   s4 2x2k2
+"""
+
+# Tile (BK: what is in flight at once), then warps along M x N, and those that take turns along K.
+_DIRECT = """
+16x8x256   1x1k4
+16x8x512   1x1k8
+16x8x1024  1x1k16
+16x16x128  1x1k2 1x1k4
+16x16x256  1x1k4 1x1k8
+16x16x512  1x1k8
+16x16x1024 1x1k16
+16x32x64   1x2k1 1x2k2
+16x32x256  1x1k4
+16x32x512  1x1k8
+16x64x64   1x2k1 1x4k1
+32x16x512  1x1k8
+32x32x128  1x1k4
+32x32x256  1x1k4 1x1k8
+32x64x64   2x2k1
+"""
+
+# Tile, stages, warps, then options (KernelSpec's, as in a name): pN prefetch, sk stream-K, any alignment.
+_MULTISTAGE = """
+16x64x64   s4 1x4k1
+32x32x64   s4 1x1k4 p0
+64x64x32   s4 2x2k1 sk any
+64x64x64   s4 2x2k1 sk
+64x128x64  s3 2x2k1 sk
+128x64x64  s3 2x2k1 sk
+128x128x32 s5 2x2k1
+128x128x32 s4 2x4k1 sk
+160x128x32 s4 2x4k1
+128x256x32 s4 2x4k1
+256x128x32 s4 4x2k1
+128x256x64 s3 2x4k1
+256x128x64 s3 4x2k1
+"""
+
+# The same for f16acc16.
+_HALF_ACCUMULATION = """
+64x64x64   s4 2x2k1 sk
+128x128x32 s5 2x2k1
+128x256x32 s4 2x4k1
 """
 
 
@@ -79,17 +119,32 @@ def _sm90() -> list[KernelSpec]:
     return specs
 
 
+def _warps(text: str) -> dict[str, Any]:
+    return dict(zip(("warps_m", "warps_n", "warps_k"), map(int, re.split("[xk]", text)), strict=True))
+
+
 def _wmma() -> list[KernelSpec]:
     specs = []
     for line in _WMMA.split("\n")[1:-1]:
         tile, stages, warps = line.split()
-        warps_m, warps_n, warps_k = (int(part) for part in re.split("[xk]", warps))
-        specs.append(
-            KernelSpec(
-                "wmma", "f16", "tn", *_tile(tile), int(stages[1:]), warps_m=warps_m, warps_n=warps_n, warps_k=warps_k
-            )
-        )
+        specs.append(KernelSpec("wmma", "f16", "tn", *_tile(tile), int(stages[1:]), **_warps(warps)))
     return specs
+
+
+def _direct() -> list[KernelSpec]:
+    lines = [line.split() for line in _DIRECT.split("\n")[1:-1]]
+    return [KernelSpec("direct", "f16", "tn", *_tile(tile), **_warps(warps)) for tile, *all_ in lines for warps in all_]
+
+
+def multistage(text: str, dtype: str = "f16", layout: str = "tn") -> KernelSpec:
+    """The multistage kernel that a line describes: tile, stages, warps and options."""
+    tile, stages, warps, *options = text.split()
+    name = "_".join([f"multistage_{dtype}_{layout}_{tile}_{stages}_w{warps}", *options])
+    return KernelSpec.parse(name)
+
+
+def _multistage() -> list[KernelSpec]:
+    return [multistage(line) for line in _MULTISTAGE.split("\n")[1:-1]]
 
 
 def _fitted(spec: KernelSpec) -> KernelSpec:
@@ -102,8 +157,10 @@ def _fitted(spec: KernelSpec) -> KernelSpec:
 @cache
 def compiled() -> tuple[KernelSpec, ...]:
     """Every kernel of the library: the base set for each dtype and layout. Raises SpecError if one cannot compile."""
-    base = [*_sm90(), *_wmma()]
+    base = [*_sm90(), *_multistage(), *_direct(), *_wmma()]
     specs = {_fitted(spec.variant(dtype, layout)): None for spec in base for dtype in DTYPES for layout in LAYOUTS}
+    half = [multistage(line, "f16acc16") for line in _HALF_ACCUMULATION.split("\n")[1:-1]]
+    specs.update((spec.variant(spec.dtype, layout), None) for spec in half for layout in LAYOUTS)
     for spec in specs:
         spec.validate()
     return tuple(specs)

@@ -25,7 +25,7 @@ from cudal2 import plans, progress, shapes
 from cudal2.plans import Key, Plan, Table
 from cudal2.search import journal
 from cudal2.search.journal import Candidate, Entry, Journal
-from cudal2.spec import DTYPES, LAYOUTS, KernelSpec
+from cudal2.spec import ALL_DTYPES, LAYOUTS, KernelSpec
 
 CRASHED = 75
 MOST_RESTARTS = 20
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m cudal2.search.sweep", description=__doc__.split("\n")[0])
-    parser.add_argument("--dtype", default="f16", choices=DTYPES)
+    parser.add_argument("--dtype", default="f16", choices=ALL_DTYPES)
     parser.add_argument("--layout", default="nn,tn", help="nn, tn or nn,tn")
     parser.add_argument("--shapes", default="grid", help="grid, llama, M,N,K or a CSV file with columns m,n,k")
     parser.add_argument("--sample", type=int, help="only this many of the shapes, chosen by the seed")
@@ -178,7 +178,7 @@ def _geomean(ratios: list[float]) -> float:
 
 
 def _brief(measured: list[Plan]) -> str:
-    return f"own/torch speed {_geomean([plan.torch_us / plan.us for plan in measured]):.3f}"
+    return f"own/torch speed {_geomean([plan.speedup for plan in measured]):.3f}"
 
 
 def summary(measured: Iterable[Plan]) -> str:
@@ -188,19 +188,19 @@ def summary(measured: Iterable[Plan]) -> str:
     for plan in measured:
         groups.setdefault((plan.key.dtype, plan.key.layout), []).append(plan)
     for (dtype, layout), group in sorted(groups.items()):
-        own = [plan.torch_us / plan.us for plan in group]
-        dispatched = [plan.torch_us / plan.us if plan.use == "own" else 1.0 for plan in group]
-        tuned = [plan.lt_us / plan.us for plan in group if plan.lt_us]
+        own = [plan.speedup for plan in group]
+        dispatched = [plan.speedup if plan.use == "own" else 1.0 for plan in group]
+        tuned = [plan.lt_us / plan.measured[0] for plan in group if plan.lt_us]
         wins = sum(plan.use == "own" for plan in group)
         lines.append(
             f"{dtype} {layout}: {len(group)} shapes, geomean over torch: own {_geomean(own):.3f}, "
             f"as dispatched {_geomean(dispatched):.3f}, own used on {100 * wins / len(group):.1f} %"
             + (f"; own over cuBLASLt-AutoTuning {_geomean(tuned):.3f}" if tuned else "")
         )
-        for plan in sorted(group, key=lambda plan: plan.torch_us / plan.us)[:5]:
-            ratio = plan.torch_us / plan.us
+        for plan in sorted(group, key=lambda plan: plan.speedup)[:5]:
+            us, torch_us = plan.measured
             lines.append(
-                f"  worst {plan.key.shape}: {ratio:.3f}  {plan.us:.2f} µs, torch {plan.torch_us:.2f}  {plan.kernel}"
+                f"  worst {plan.key.shape}: {plan.speedup:.3f}  {us:.2f} µs, torch {torch_us:.2f}  {plan.kernel}"
             )
     return "\n".join(lines) or "sweep: nothing was measured"
 

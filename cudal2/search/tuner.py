@@ -11,16 +11,15 @@ All contenders of a stage hold the same number of launches and are replayed inte
 
 from __future__ import annotations
 
-import math
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from cudal2 import check, plans
 from cudal2.plans import Key, Knobs, Plan
-from cudal2.search import cost, cublaslt
+from cudal2.search import cost, cublaslt, knobs
 from cudal2.search.journal import Candidate, Entry
 from cudal2.search.measure import Operands, Stopwatch, launches_for, native_knobs
 from cudal2.spec import KernelSpec
@@ -133,27 +132,13 @@ class _Run:
         except RuntimeError as error:
             self.refuse(Candidate(spec.name), "start", str(error))
             return None
-        tiles = math.prod(cost.tiles(spec, self.key.shape))
-        ctas = 0
-        if spec.schedule == "ping":  # pays only where a CTA has several tiles
-            ctas = slots if tiles > slots else max(1, tiles // 2)
-        elif _can_persist(spec) and tiles > 2.3 * slots:
-            ctas = slots
-        return Candidate(spec.name, Knobs(ctas=ctas))
+        return Candidate(spec.name, knobs.first(spec, self.key.shape, slots))
 
     def variants(self, candidate: Candidate) -> list[Candidate]:
-        """The candidate with other knobs, one thing changed at a time except the order, which is two knobs."""
-        spec, knobs = self.spec(candidate), candidate.knobs
-        along_m, along_n = cost.tiles(spec, self.key.shape)
-        changed: list[Knobs] = []
-        if _can_persist(spec):
-            slots = self.tuner.slots(spec, self.gemm)
-            if along_m * along_n > slots or spec.schedule == "ping":
-                changed.append(replace(knobs, ctas=0 if knobs.ctas else slots))
-        if along_m > 1 and along_n > 1:
-            groups = [group for group in (1, 4, 16) if group != knobs.group]
-            changed.append(replace(knobs, raster=1 - knobs.raster))
-            changed += [replace(knobs, group=group, raster=raster) for group in groups for raster in (0, 1)]
+        """The candidate with other knobs."""
+        spec = self.spec(candidate)
+        slots = self.tuner.slots(spec, self.gemm)
+        changed = knobs.variants(spec, self.key.shape, slots, candidate.knobs)
         return [Candidate(candidate.kernel, other) for other in changed]
 
     # Stages ----------------------------------------------------------------------------------------------------------
@@ -175,19 +160,21 @@ class _Run:
         for candidate in ranking[:2]:
             contenders = contenders + self.variants(candidate)
         for candidate in ranking[2:3]:
-            contenders = contenders + [v for v in self.variants(candidate) if v.knobs.ctas != candidate.knobs.ctas]
+            grid = candidate.knobs.ctas, candidate.knobs.split
+            others = self.variants(candidate)
+            contenders = contenders + [other for other in others if (other.knobs.ctas, other.knobs.split) != grid]
         if len(contenders) == len(ranking[:3]):
             return ranking
         raced = self.stage("knobs", contenders, launches, 3 if launches > 1 else 2)
         return raced + [candidate for candidate in ranking if candidate not in raced]
 
     def right_ones(self, ranking: list[Candidate], count: int) -> list[Candidate]:
-        """The first `count` of the ranking that compute rightly: error at most twice torch's on this random data."""
+        """The first `count` of the ranking that compute rightly: within check.Bound on this random data."""
         a, b, c = self.operands.a, self.operands.b, self.operands.c
         wanted = check.reference(a, b)
         torch.matmul(a, b, out=c)
         numbers = torch.cat([check.errors(c, wanted), check.magnitude(wanted)]).tolist()
-        bound = check.Bound.of((numbers[0], numbers[1]), (numbers[2], numbers[3]), c.dtype)
+        bound = check.Bound.of((numbers[0], numbers[1]), (numbers[2], numbers[3]), self.key.dtype, self.key.k)
         passed: list[Candidate] = []
         for candidate in ranking:
             if len(passed) == count:
@@ -262,7 +249,3 @@ class _Run:
         if candidate not in self.refused:
             self.refused.add(candidate)
             self.tuner.entries.append(Entry(self.key, candidate, None, stage, reason))
-
-
-def _can_persist(spec: KernelSpec) -> bool:
-    return spec.family == "sm90" and spec.split == 1

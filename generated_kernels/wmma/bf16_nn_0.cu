@@ -5,11 +5,7 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
-    wmma_entry<WmmaConfig<bf16, Layout::nn, 16, 16, 128, 2, 1, 1, 4>>("wmma_bf16_nn_16x16x128_s2_w1x1k4"),
-    wmma_entry<WmmaConfig<bf16, Layout::nn, 16, 16, 64, 4, 1, 1, 2>>("wmma_bf16_nn_16x16x64_s4_w1x1k2"),
     wmma_entry<WmmaConfig<bf16, Layout::nn, 16, 32, 64, 4, 1, 2, 2>>("wmma_bf16_nn_16x32x64_s4_w1x2k2"),
-    wmma_entry<WmmaConfig<bf16, Layout::nn, 16, 64, 64, 4, 1, 4, 1>>("wmma_bf16_nn_16x64x64_s4_w1x4k1"),
-    wmma_entry<WmmaConfig<bf16, Layout::nn, 32, 32, 64, 2, 2, 2, 1>>("wmma_bf16_nn_32x32x64_s2_w2x2k1"),
     wmma_entry<WmmaConfig<bf16, Layout::nn, 32, 32, 64, 4, 2, 2, 2>>("wmma_bf16_nn_32x32x64_s4_w2x2k2"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));

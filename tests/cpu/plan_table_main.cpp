@@ -1,5 +1,6 @@
-// Loads the plan tables of a folder as an H200 would, for test_plan_table.py: prints each plan that argv names, or the
-// error. The kernels of "this build" are those named in the environment variable KERNELS.
+// Loads the plan tables of a folder as a device would, for test_plan_table.py: prints each plan that argv names, or the
+// error. Environment variables: the kernels of "this build" are those named in KERNELS; the device is an H200, unless
+// GPU, ARCH and SMS say otherwise; plans are looked up for DTYPE (f16).
 #include <clocale>
 #include <cstdio>
 #include <cstdlib>
@@ -12,9 +13,15 @@
 
 namespace cudal2 {
 
+const char* setting(const char* name, const char* usual) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? usual : value;
+}
+
 const Device& device_properties(int) {
-  static const Device h200{"NVIDIA H200", 90, 132, true};
-  return h200;
+  static const Device device{setting("GPU", "NVIDIA H200"), std::atoi(setting("ARCH", "90")),
+                             std::atoi(setting("SMS", "132")), 227 << 10, true};
+  return device;
 }
 
 const std::vector<const KernelInfo*>& kernels() {
@@ -22,16 +29,21 @@ const std::vector<const KernelInfo*>& kernels() {
   static std::deque<KernelInfo> infos;
   static const std::vector<const KernelInfo*> all = [] {
     std::vector<const KernelInfo*> list;
-    std::istringstream text(std::getenv("KERNELS") == nullptr ? "" : std::getenv("KERNELS"));
+    std::istringstream text(setting("KERNELS", ""));
     for (std::string name; text >> name;) {
       names.push_back(name);
       KernelInfo info{};
       info.name = names.back().c_str();
-      info.family = name[0] == 'w' ? "wmma" : "sm90";
-      info.dtype = name.find("bf16") == std::string::npos ? DType::f16 : DType::bf16;
+      std::istringstream parts(name);
+      std::string dtype;
+      std::getline(parts, names.emplace_back(), '_');
+      info.family = names.back().c_str();
+      std::getline(parts, dtype, '_');
+      parse_dtype(dtype, &info.dtype);
       info.layout = name.find("_nn_") == std::string::npos ? Layout::tn : Layout::nn;
       info.min_arch = 75;
       info.max_arch = 999;
+      info.stream_k = std::getenv("STREAM_K") != nullptr || name.find("_sk") != std::string::npos;
       infos.push_back(info);
       list.push_back(&infos.back());
     }
@@ -47,6 +59,10 @@ const KernelInfo* find_kernel(const std::string& name) {
   return nullptr;
 }
 
+const char* unsupported_knobs(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs&) {
+  return knobs.split > 1 && !kernel.stream_k ? "split: this kernel has no workspace" : nullptr;
+}
+
 }  // namespace cudal2
 
 int main(int argc, char** argv) {
@@ -54,15 +70,18 @@ int main(int argc, char** argv) {
   cudal2::set_plan_directory(argv[1]);
   try {
     const cudal2::DeviceStatus status = cudal2::device_status(0);
-    std::printf("plans=%d tuned=%d\n", status.plans, status.tuned);
+    std::printf("plans=%d tuned=%d rules=%d\n", status.plans, status.tuned, status.rules);
+    std::fprintf(stderr, "table_gpu=%s\n", status.table_gpu.c_str());
     for (int i = 2; i + 2 < argc; i += 3) {
-      const cudal2::Plan* plan = cudal2::find_plan(0, cudal2::DType::f16, cudal2::Layout::tn, std::atoll(argv[i]),
+      cudal2::DType dtype = cudal2::DType::f16;
+      cudal2::parse_dtype(cudal2::setting("DTYPE", "f16"), &dtype);
+      const cudal2::Plan* plan = cudal2::find_plan(0, dtype, cudal2::Layout::tn, std::atoll(argv[i]),
                                                    std::atoll(argv[i + 1]), std::atoll(argv[i + 2]));
       if (plan == nullptr) {
         std::printf("none\n");
       } else {
-        std::printf("%s group=%d ctas=%d own=%d us=%.3f\n", plan->kernel->name, plan->knobs.group, plan->knobs.ctas,
-                    plan->use_own, static_cast<double>(plan->us));
+        std::printf("%s group=%d ctas=%d split=%d own=%d us=%.3f\n", plan->kernel->name, plan->knobs.group,
+                    plan->knobs.ctas, plan->knobs.split, plan->use_own, static_cast<double>(plan->us));
       }
     }
   } catch (const std::exception& error) {

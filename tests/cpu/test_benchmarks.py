@@ -27,6 +27,7 @@ if not (ROOT / "benchmarks").is_dir():
 sys.path.append(str(ROOT))
 
 from benchmarks import contenders, modes, results_file, suites  # noqa: E402
+from benchmarks.peers import cutlass2x  # noqa: E402
 
 SHAPE = Shape(16, 24, 32)
 KERNELS = {"nn": SPECS[-1].variant("f16", "nn").name, "tn": SPECS[-1].name}
@@ -336,6 +337,84 @@ class TestOptions:
         first, again, other = (suites.load("grid", 20, seed) for seed in (3, 3, 4))
         assert first == again != other
         assert len(set(first)) == 20
+
+
+class TestFamilies:
+    def test_the_fastest_of_a_family_with_default_knobs(self, gpu: FakeGpu, tmp_path: Path) -> None:
+        family = [spec.variant("f16", "tn") for spec in SPECS if spec.family == "wmma"]
+        gpu.us = {family[0].name: 1.25, family[1].name: 1.5, KERNELS["tn"]: 1.0}
+        assert KERNELS["tn"] == SPECS[-1].name == family[-1].name
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--contenders", "own:wmma,own:sm90", "--layout", "tn") == 0
+        ran = {row["contender"]: (row["ran"], float(row["us"])) for row in _rows(out)}
+        assert ran["own:wmma"] == (KERNELS["tn"], 1.0)
+        assert ran["own:sm90"][0].startswith("sm90_f16_tn_")
+
+    def test_a_wrong_kernel_is_reported_and_the_next_taken(
+        self, gpu: FakeGpu, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        family = [spec.name for spec in SPECS if spec.family == "wmma"]
+        gpu.us, gpu.wrong = {family[0]: 1.5, family[1]: 1.25}, {family[1]}
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--contenders", "own:wmma", "--layout", "tn") == 1
+        assert [row["ran"] for row in _rows(out)] == [family[0]]
+        assert f"WRONG own:wmma ({family[1]}) on 16,24,32 f16 tn" in capsys.readouterr().err
+
+    def test_what_cannot_run_is_left_out(self, gpu: FakeGpu, tmp_path: Path) -> None:
+        family = [spec.name for spec in SPECS if spec.family == "wmma"]
+        gpu.refusing, gpu.us = {family[0]}, {family[0]: 0.5}
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--contenders", "own:wmma", "--layout", "tn") == 0
+        assert [row["ran"] for row in _rows(out)] == [family[1]]
+
+    def test_a_family_without_kernels_is_skipped(self, gpu: FakeGpu, tmp_path: Path) -> None:
+        gpu.kernels = lambda: []  # type: ignore[method-assign]
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--contenders", "own:wmma") == 0
+        header = results_file.read([out]).header
+        assert header["skipped_own:wmma"] == "no wmma kernels are compiled for f16 tn"
+
+
+class FakePeer:
+    """Stands in for cutlass2x.Library: three kernels, the second cannot run anything."""
+
+    names = ("slow", "unfit", "fast")
+    us = (3.5, 0.5, 2.75)
+
+    def __init__(self, gpu: FakeGpu):
+        self._gpu = gpu
+
+    def supports(self, index: int, operands: measure.Operands) -> bool:
+        return self.names[index] != "unfit"
+
+    def call(self, index: int, operands: measure.Operands, stream: int) -> Any:
+        return self._gpu._call(operands.gemm(), self.us[index])
+
+
+class TestPeer:
+    @pytest.mark.parametrize("mode", ["graph", "offline"])
+    def test_its_fastest_kernel(self, mode: str, gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(contenders, "_cutlass2x", lambda: FakePeer(gpu))
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--contenders", "torch,cutlass2x", "--mode", mode) == 0
+        rows = [row for row in _rows(out) if row["contender"] == "cutlass2x"]
+        assert [(row["layout"], row["ran"]) for row in rows] == [("nn", "fast"), ("tn", "fast")]
+        assert mode != "graph" or {float(row["us"]) for row in rows} == {2.75}
+
+    @pytest.mark.usefixtures("gpu")
+    def test_it_is_skipped_until_it_is_built(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        missing = tmp_path / "libcutlass2x.so"
+        monkeypatch.setattr(contenders, "_cutlass2x", lambda: cutlass2x.Library(missing))
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--contenders", "torch,cutlass2x") == 0
+        assert {row["contender"] for row in _rows(out)} == {"torch"}
+        header = results_file.read([out]).header
+        assert header["skipped_cutlass2x"] == "not built: python -m benchmarks.peers.cutlass2x --build"
+
+    def test_it_takes_part_only_by_name(self) -> None:
+        named = {"cutlass2x", *contenders.FAMILIES}
+        assert named <= set(contenders.ALL)
+        assert all(named.isdisjoint(names) for names in contenders.DEFAULTS.values())
 
 
 class TestAutotune:

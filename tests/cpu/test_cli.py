@@ -45,7 +45,7 @@ def _explain(*arguments: str) -> int:
 def test_explain_an_own_kernel(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
     assert _explain("4096", "4096", "4096") == 0
     out = capsys.readouterr().out
-    assert f"{KERNEL}, group=8 raster=0 ctas=132 pdl=0" in out
+    assert f"{KERNEL}, group=8 raster=0 ctas=132 split=1 pdl=0" in out
     assert "tile 128 x 256 x 64, 4 stages, cooperative, 2 consumer warpgroups, 2 x 1 CTAs share loads" in out
     assert "32 x 16 tiles = 512 CTAs, 1 to an SM: 3.88 waves over 132 SMs, 97 % filled" in out
     assert "persistent: at most 132 CTAs" in out
@@ -84,13 +84,81 @@ def test_explain_says_nothing_of_groups_of_one() -> None:
     assert "groups" not in out
 
 
+@pytest.fixture
+def rules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    """A table of rules for an A100, as the only one there is."""
+    first, second = Key("f16", "tn", 64, 4096, 4096), Key("f16", "tn", 64, 64, 64)
+    kernel = "multistage_f16_tn_64x64x64_s4_w2x2k1_sk"
+    entries = [
+        Plan(first, kernel, Knobs(split=3), us=None, torch_us=None),
+        Plan(second, kernel, Knobs(), us=None, torch_us=None, use="cublas"),
+        Plan(Key("f16", "tn", 64, 512, 4096), kernel, Knobs(ctas=108), us=None, torch_us=None),
+    ]
+    header = {"gpu": "NVIDIA A100", "arch": "8.0", "sms": "108", "source": "rules"}
+    made = Table(header, {plan.key: plan for plan in entries})
+    plans.write(tmp_path / "a100.csv", made)
+    monkeypatch.setenv("CUDAL2_PLANS", str(tmp_path))
+    return made
+
+
+class TestRules:
+    """Nobody measured: no word of time, and it is said."""
+
+    @pytest.mark.parametrize(
+        ("shape", "said"),
+        [
+            ("64 4096 4096", "1 x 64 tiles x 3 (split) = 192 CTAs"),
+            ("64 512 4096", "1 x 8 tiles shared by 108 CTAs (stream-K)"),
+            ("64 64 64", "dispatch  runs cuBLAS, by the rules"),
+            ("65 4096 4096", "none for this shape"),
+        ],
+    )
+    def test_explain(self, shape: str, said: str, rules: Table, capsys: pytest.CaptureFixture[str]) -> None:
+        assert cli.main(["explain", *shape.split(), "--gpu", "a100"]) == 0
+        out = capsys.readouterr().out
+        assert said in out
+        assert "rules, calibrated on an H200; nobody measured this GPU" in out
+        assert "µs" not in out
+        assert "measured  " not in out
+
+    @pytest.mark.parametrize("tuned", [True, False])
+    def test_on_the_gpu(
+        self, tuned: bool, rules: Table, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = str(plans.directory() / "a100.csv")
+        status = {"gpu": "NVIDIA A100-SXM4-40GB", "table": path, "table_gpu": "NVIDIA A100", "plans": 3}
+        status |= {"tuned": tuned, "rules": True}
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+        monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index=0: "NVIDIA A100-SXM4-40GB")
+        monkeypatch.setattr(tools, "load", lambda: SimpleNamespace(device_status=lambda index: status))
+        assert cli.main(["explain", "64", "4096", "4096"]) == 0
+        out = capsys.readouterr().out
+        assert "nobody measured this GPU" in out
+        assert "times are those" not in out
+        assert "µs" not in out
+        said = "UNTUNED: rules, calibrated on an H200; nobody measured this GPU"
+        assert info._device(0) == f"cuda:0   NVIDIA A100-SXM4-40GB: 3 plans of {path}, {said}"
+
+    def test_info_lists_the_table(self, rules: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tools, "load", lambda: None)
+        said = "own kernel used on 2, rules, calibrated on an H200; nobody measured this GPU"
+        assert info._tables() == [f"plans    a100.csv: NVIDIA A100, 3 shapes, {said}"]
+
+
 class TestExplainHere:
     """On a GPU, explain follows the runtime's choice of a table."""
 
     @pytest.fixture
     def status(self, table: Table, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         """What the runtime says of the GPU, to be changed: an H100 that takes the H200's table."""
-        found = {"gpu": "NVIDIA H100 PCIe", "table": str(plans.directory() / "h200.csv"), "tuned": False, "plans": 2}
+        found = {
+            "gpu": "NVIDIA H100 PCIe",
+            "table": str(plans.directory() / "h200.csv"),
+            "tuned": False,
+            "rules": False,
+            "plans": 2,
+        }
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda: found["gpu"])
@@ -143,9 +211,13 @@ class TestExplainHere:
         assert f"plan      {KERNEL}" in capsys.readouterr().out
 
 
-def test_explain_describes_wmma() -> None:
+def test_explain_describes_every_family() -> None:
     text = explain.describe(KernelSpec.parse("wmma_f16_tn_64x64x64_s3_w2x2k2"))
     assert text.startswith("cp.async + wmma, tile 64 x 64 x 64, 3 stages, 2 x 2 warps, 2 of them along K, 256 threads")
+    text = explain.describe(KernelSpec.parse("multistage_f16_tn_64x64x64_s4_w2x2k1_sk"))
+    assert text.startswith("cp.async + ldmatrix + mma.sync, tile 64 x 64 x 64, 4 stages, 2 x 2 warps, 128 threads")
+    text = explain.describe(KernelSpec.parse("direct_f16_tn_16x16x64_w1x1k2"))
+    assert text.startswith("global memory to mma.sync, tile 16 x 16 x 64, 1 x 1 warps, 2 of them along K, 64 threads")
 
 
 def test_roofline_is_the_longer_of_arithmetic_and_traffic() -> None:
@@ -259,7 +331,7 @@ def test_info_says_when_a_table_s_kernels_are_not_in_the_build(
 
 
 def test_info_says_that_no_plan_runs_on_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    status = {"table": "h200.csv", "table_gpu": "NVIDIA H200", "tuned": True, "plans": 0}
+    status = {"table": "h200.csv", "table_gpu": "NVIDIA H200", "tuned": True, "rules": False, "plans": 0}
     monkeypatch.setattr(tools, "load", lambda: SimpleNamespace(device_status=lambda index: status))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
     said = "none of the kernels of h200.csv run here, every product goes to cuBLAS"
@@ -312,7 +384,7 @@ class TestCheck:
         inputs = problem.normal(shape, torch.float16, problem.generator(0, shape, torch.device("cpu")))
         wanted = check.reference(inputs.a, inputs.nn)
         by_torch = check.errors(torch.matmul(inputs.a, inputs.nn), wanted).tolist()
-        bound = check.Bound.of(tuple(by_torch), tuple(check.magnitude(wanted).tolist()), torch.float16)
+        bound = check.Bound.of(tuple(by_torch), tuple(check.magnitude(wanted).tolist()), "f16", 512)
         assert bound.problem(tuple(by_torch)) is None
         assert bound.problem((2.5 * bound.max, 0.0)) is not None
         assert bound.problem((0.0, 2.5 * bound.rms)) is not None

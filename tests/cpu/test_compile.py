@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -18,6 +19,8 @@ PRODUCTS = {
     "cudal2.matmul": cudal2.matmul,
     "op": torch.ops.cudal2.matmul.default,
     "forward op": torch.ops.cudal2.matmul_forward.default,
+    "accumulate": partial(cudal2.matmul, accumulate="fp16"),
+    "fp16 accumulation op": torch.ops.cudal2.matmul_acc16.default,
 }
 
 
@@ -42,6 +45,12 @@ def test_linear(case: str) -> None:
     expected = F.linear(*arguments)
     for function in (cudal2.linear, torch.ops.cudal2.linear.default):
         torch.testing.assert_close(compiled(function)(*arguments), expected)
+
+
+def test_linear_with_fp16_accumulation() -> None:
+    arguments = LINEAR["2d_bias"](torch.float32, "cpu")
+    function = compiled(partial(cudal2.linear, accumulate="fp16"))
+    torch.testing.assert_close(function(*arguments), F.linear(*arguments))
 
 
 def test_inductor() -> None:

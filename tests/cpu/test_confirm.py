@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
+import pytest
+import torch
+
+from cudal2 import plans
 from cudal2.plans import Key, Knobs, Plan
+from cudal2.search import confirm, provenance
 from cudal2.search.confirm import decide, summary
 
 KERNEL = "sm90_f16_tn_128x128x64_s6_c1x1_ping2"
@@ -33,6 +38,17 @@ def test_times_become_the_new_medians() -> None:
     confirmed = decide(plan(1.0, 1.0), [(10.0, 20.0), (12.0, 22.0)])
     assert (confirmed.us, confirmed.torch_us) == (11.0, 21.0)
     assert confirmed.key == plan(1.0, 1.0).key
+
+
+def test_rules_are_not_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plans.write(tmp_path / "a100.csv", plans.Table({"gpu": "NVIDIA A100", "source": "rules"}, {}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(provenance, "provenance", lambda: {"gpu": "NVIDIA A100"})
+    assert confirm.main([str(tmp_path / "a100.csv"), "--log", str(tmp_path / "log.csv")]) == 2
+    assert "comes from rules: there are no measurements to confirm" in capsys.readouterr().err
+    assert not (tmp_path / "log.csv").exists()
 
 
 def test_summary_counts_cublas_as_one() -> None:

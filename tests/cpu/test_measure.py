@@ -11,7 +11,7 @@ from fake_gpu import SPECS, TORCH_US, FakeGpu, FakeWatch, install
 
 from cudal2 import plans
 from cudal2.plans import Key, Knobs
-from cudal2.search import cost, journal, sweep
+from cudal2.search import cost, journal, knobs, sweep
 from cudal2.search.journal import Candidate, Entry, Journal
 from cudal2.search.measure import Operands, Pool, launches_for
 from cudal2.search.tuner import DeviceFailure, Tuner
@@ -152,7 +152,7 @@ class TestTuner:
         tuner = _tuner(gpu)
         tuner.tune(_operands(Shape(1024, 1024, 512)))
         tried = {entry.candidate.knobs for entry in tuner.entries if entry.candidate.kernel == fastest}
-        assert {(knobs.group, knobs.raster) for knobs in tried} >= {(1, 0), (1, 1), (4, 0), (16, 1), (8, 0), (8, 1)}
+        assert {(chosen.group, chosen.raster) for chosen in tried} >= {(1, 0), (1, 1), (4, 0), (16, 1), (8, 0), (8, 1)}
         varied = {e.candidate.kernel for e in tuner.entries if e.stage == "knobs" and e.candidate.knobs.group != 8}
         assert len(varied) == 2
 
@@ -186,9 +186,51 @@ class TestTuner:
         assert caught.value.kernel == culprit
 
 
+class TestKnobs:
+    SHARING = KernelSpec.parse("multistage_f16_tn_64x64x64_s4_w2x2k1_sk")
+
+    def test_a_split_fills_one_wave(self) -> None:
+        assert knobs.first(self.SHARING, Shape(64, 1024, 4096), slots=264) == Knobs(split=16)
+        assert knobs.first(self.SHARING, Shape(64, 4096, 4096), slots=264) == Knobs(split=4)
+        assert knobs.first(self.SHARING, Shape(4096, 4096, 4096), slots=264) == Knobs()
+
+    def test_each_cta_of_a_first_split_has_two_blocks(self) -> None:
+        assert knobs.first(self.SHARING, Shape(64, 64, 640), slots=264) == Knobs(split=4)
+        assert knobs.first(self.SHARING, Shape(64, 64, 64), slots=264) == Knobs()
+
+    def test_variants_share_tiles_in_every_way_that_fits(self) -> None:
+        tried = knobs.variants(self.SHARING, Shape(64, 4096, 8192), 264, Knobs(split=4))
+        assert {other.split for other in tried if not other.ctas} == {1, 2, 3, 6, 8, 16}
+        assert [other for other in tried if other.ctas] == [Knobs(ctas=264)]
+        few = knobs.variants(self.SHARING, Shape(64, 4096, 256), 264, Knobs())
+        assert {other.split for other in few} == {2, 3, 4}
+        assert not any(other.ctas for other in few)  # 256 blocks of work for 264 CTAs
+        large = knobs.variants(self.SHARING, Shape(8192, 8192, 8192), 264, Knobs())
+        assert {other.split for other in large} == {1}
+        assert Knobs(ctas=264) in large
+
+    def test_no_split_beyond_the_workspace(self) -> None:
+        wide = KernelSpec.parse("multistage_f16_tn_128x128x32_s4_w2x2k1_sk")
+        tried = knobs.variants(wide, Shape(128, 8192, 8192), 264, Knobs())
+        assert max(other.split for other in tried) == 4  # 64 tiles x 4 CTAs x 2 partial tiles of 64 KB
+
+    def test_other_kernels_share_nothing(self) -> None:
+        for spec in SPECS:
+            start = knobs.first(spec, Shape(64, 4096, 8192), 132)
+            assert start.split == 1
+            assert all(other.split == 1 for other in knobs.variants(spec, Shape(64, 4096, 8192), 132, start))
+
+    def test_the_tuner_tries_them(self, gpu: FakeGpu) -> None:
+        tuner = Tuner(FakeWatch(gpu), {self.SHARING.name: self.SHARING})
+        plan = tuner.tune(_operands(Shape(256, 384, 2048)))
+        assert plan is not None
+        assert {entry.candidate.knobs.split for entry in tuner.entries} >= {1, 2, 3, 4, 6, 8, 16}
+        assert any(entry.candidate.knobs.ctas for entry in tuner.entries)
+
+
 class TestJournal:
     ENTRIES = (
-        Entry(Key("f16", "tn", 8, 16, 24), Candidate("k_a", Knobs(4, 1, 132, True)), 2.5, "top"),
+        Entry(Key("f16", "tn", 8, 16, 24), Candidate("k_a", Knobs(4, 1, 132, 3, True)), 2.5, "top"),
         Entry(Key("f16", "tn", 8, 16, 24), Candidate("k_b"), 2.0, "quick"),
         Entry(Key("f16", "tn", 8, 16, 24), Candidate("k_c"), 2.1, "top"),
         Entry(Key("f16", "tn", 8, 16, 24), Candidate("k_a"), 2.4, "final"),
@@ -210,6 +252,13 @@ class TestJournal:
         resumed.add(self.ENTRIES[:1])
         resumed.close()
         assert tuple(journal.read(tmp_path / name)) == (*self.ENTRIES, self.ENTRIES[0])
+
+    def test_a_log_from_before_split(self, tmp_path: Path) -> None:
+        old = "dtype,layout,m,n,k,kernel,group,raster,ctas,pdl,us,stage,note\nf16,tn,8,16,24,k_a,4,1,132,1,2.5,top,\n"
+        (tmp_path / "log.csv").write_text(old)
+        (entry,) = journal.read(tmp_path / "log.csv")
+        assert entry.candidate == Candidate("k_a", Knobs(4, 1, 132, 1, True))
+        assert entry.us == 2.5
 
     @pytest.mark.parametrize("name", ["log.csv", "log.csv.gz"])
     def test_a_log_cut_short_is_read_up_to_there(self, name: str, tmp_path: Path) -> None:

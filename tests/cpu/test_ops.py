@@ -269,13 +269,67 @@ def test_autocast(given: torch.dtype, dtype: torch.dtype) -> None:
         assert_same(PUBLIC_OPS["linear"](a, b.t(), bias), F.linear(a, b.t(), bias))
 
 
+# fp16 accumulation ---------------------------------------------------------------------------------------------------
+
+
+def test_accumulate_is_torchs_product_where_no_kernel_is() -> None:
+    for dtype in DTYPES[:3]:
+        a, b, bias = rand(4, 8, dtype=dtype), rand(8, 6, dtype=dtype), rand(6, dtype=dtype)
+        expected = torch.matmul(a, b)
+        for accumulate in ("fp32", "fp16"):
+            assert_same(cudal2.matmul(a, b, accumulate=accumulate), expected)
+            out = torch.empty_like(expected)
+            assert cudal2.matmul(a, b, out=out, accumulate=accumulate) is out
+            assert_same(out, expected)
+            assert_same(cudal2.linear(a, b.t(), accumulate=accumulate), F.linear(a, b.t()))
+            assert_same(cudal2.linear(a, b.t(), bias, accumulate=accumulate), F.linear(a, b.t(), bias))
+        assert_same(torch.ops.cudal2.matmul_acc16(a, b), expected)
+        assert_same(torch.ops.cudal2.linear_acc16(a, b.t(), bias), F.linear(a, b.t(), bias))
+
+
+@pytest.mark.parametrize("accumulate", ["fp64", "half", "", None, torch.float16])
+def test_accumulate_is_one_of_two(accumulate: object) -> None:
+    a = rand(4, 4)
+    for function in (cudal2.matmul, cudal2.linear):
+        with pytest.raises(ValueError, match=f"accumulate={accumulate!r}; expected 'fp32' or 'fp16'"):
+            function(a, a, accumulate=accumulate)
+
+
+@pytest.mark.parametrize("case", BAD_MATMUL)
+def test_an_error_with_fp16_accumulation_is_torchs(case: str) -> None:
+    arguments = BAD_MATMUL[case](torch.float16, "cpu")
+    assert outcome(cudal2.matmul, *arguments, accumulate="fp16") == outcome(torch.matmul, *arguments)
+
+
+def test_gradients_with_fp16_accumulation_are_the_usual_ones() -> None:
+    a, b = rand(4, 8).requires_grad_(), rand(8, 6).requires_grad_()
+    ours = torch.autograd.grad(cudal2.matmul(a, b, accumulate="fp16").sum(), [a, b])
+    for mine, torchs in zip(ours, torch.autograd.grad(torch.matmul(a, b).sum(), [a, b]), strict=True):
+        torch.testing.assert_close(mine, torchs)
+
+
+def test_autocast_with_fp16_accumulation() -> None:
+    a, b = rand(4, 8), rand(8, 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert_same(cudal2.matmul(a, b, accumulate="fp16"), torch.matmul(a, b))
+
+
+@pytest.mark.parametrize("case", LINEAR)
+def test_fake_linear_acc16_has_the_real_strides(case: str) -> None:
+    arguments = LINEAR[case](torch.float16, "cpu")
+    real = torch.ops.cudal2.linear_acc16(*arguments)
+    with FakeTensorMode() as mode:
+        fakes = [None if tensor is None else mode.from_tensor(tensor) for tensor in arguments]
+        assert_same_kind(torch.ops.cudal2.linear_acc16(*fakes), real)
+
+
 # Tooling -------------------------------------------------------------------------------------------------------------
 
 
 def test_gemm_refuses_cpu_tensors() -> None:
     a = rand(8, 8, dtype=torch.float16)
     with pytest.raises(RuntimeError, match="a is not on a CUDA device"):
-        torch.ops.cudal2.gemm(a, a, a.clone(), None, "sm90_f16_nn_128x128x64_s4_c1x1_coop2", 8, 0, 0, False)
+        torch.ops.cudal2.gemm(a, a, a.clone(), None, "sm90_f16_nn_128x128x64_s4_c1x1_coop2", 8, 0, 0, 1, False)
 
 
 def test_last_path_after_a_call_that_torch_ran() -> None:

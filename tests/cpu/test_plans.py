@@ -13,6 +13,7 @@ from cudal2.search import merge
 from cudal2.shapes import Shape
 
 KERNEL = "sm90_f16_tn_128x256x64_s4_c2x1_coop2"
+SHARING = "multistage_f16_tn_64x64x64_s4_w2x2k1_sk"
 HEADER = {"gpu": "NVIDIA H200", "arch": "9.0", "sms": "132", "mode": "graph, PDL off", "date": "2026-01-02"}
 
 
@@ -20,7 +21,7 @@ def _plan(m: int, n: int, k: int, **changes: object) -> Plan:
     fields: dict[str, object] = {
         "key": Key("f16", "tn", m, n, k),
         "kernel": KERNEL,
-        "knobs": Knobs(4, 1, 132, True),
+        "knobs": Knobs(4, 1, 132, 1, True),
         "us": 12.345,
         "torch_us": 13.5,
         "lt_us": None,
@@ -51,30 +52,35 @@ def test_the_file_is_the_format_that_the_runtime_reads(tmp_path: Path) -> None:
         "# sms: 132",
         "# mode: graph, PDL off",
         "# date: 2026-01-02",
-        "dtype,layout,m,n,k,kernel,group,raster,ctas,pdl,us,torch_us,lt_us,use",
-        f"f16,tn,64,128,256,{KERNEL},4,1,132,1,12.345,13.500,,own",
+        "dtype,layout,m,n,k,kernel,group,raster,ctas,split,pdl,us,torch_us,lt_us,use",
+        f"f16,tn,64,128,256,{KERNEL},4,1,132,1,1,12.345,13.500,,own",
     ]
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
-        (f"f32,tn,1,8,8,{KERNEL},8,0,0,0,1,1,,own", "dtype='f32'"),
-        (f"f16,tt,1,8,8,{KERNEL},8,0,0,0,1,1,,own", "layout='tt'"),
-        (f"f16,nn,1,8,8,{KERNEL},8,0,0,0,1,1,,own", "is not for dtype=f16, layout=nn"),
-        (f"f16,tn,0,8,8,{KERNEL},8,0,0,0,1,1,,own", "positive"),
-        (f"f16,tn,one,8,8,{KERNEL},8,0,0,0,1,1,,own", "'one'"),
-        ("f16,tn,1,8,8,sm90_best,8,0,0,0,1,1,,own", "sm90_best"),
-        (f"f16,tn,1,8,8,{KERNEL},0,0,0,0,1,1,,own", "group"),
-        (f"f16,tn,1,8,8,{KERNEL},{2**20 + 1},0,0,0,1,1,,own", "at most 1048576"),
-        (f"f16,tn,1,8,8,{KERNEL},8,0,{2**20 + 1},0,1,1,,own", "at most 1048576"),
-        (f"f16,tn,1,8,8,{KERNEL},8,2,0,0,1,1,,own", "raster"),
-        (f"f16,tn,1,8,8,{KERNEL},8,0,-1,0,1,1,,own", "ctas"),
-        (f"f16,tn,1,8,8,{KERNEL},8,0,0,yes,1,1,,own", "pdl"),
-        (f"f16,tn,1,8,8,{KERNEL},8,0,0,0,fast,1,,own", "'fast'"),
-        (f"f16,tn,1,8,8,{KERNEL},8,0,0,0,1,1,,mine", "use='mine'"),
-        (f"f16,tn,1,8,8,{KERNEL},8,0,0,0,1,1", "12 fields; expected 14"),
-        (f"f16,tn,64,128,256,{KERNEL},8,0,0,0,1,1,,own", "a second row for f16,tn,64,128,256"),
+        (f"f32,tn,1,8,8,{KERNEL},8,0,0,1,0,1,1,,own", "dtype='f32'"),
+        (f"f16,tt,1,8,8,{KERNEL},8,0,0,1,0,1,1,,own", "layout='tt'"),
+        (f"f16,nn,1,8,8,{KERNEL},8,0,0,1,0,1,1,,own", "is not for dtype=f16, layout=nn"),
+        (f"f16,tn,0,8,8,{KERNEL},8,0,0,1,0,1,1,,own", "positive"),
+        (f"f16,tn,one,8,8,{KERNEL},8,0,0,1,0,1,1,,own", "'one'"),
+        ("f16,tn,1,8,8,sm90_best,8,0,0,1,0,1,1,,own", "sm90_best"),
+        (f"f16,tn,1,8,8,{KERNEL},0,0,0,1,0,1,1,,own", "group"),
+        (f"f16,tn,1,8,8,{KERNEL},{2**20 + 1},0,0,1,0,1,1,,own", "at most 1048576"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,{2**20 + 1},1,0,1,1,,own", "at most 1048576"),
+        (f"f16,tn,1,8,8,{KERNEL},8,2,0,1,0,1,1,,own", "raster"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,-1,1,0,1,1,,own", "ctas"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,0,0,0,1,1,,own", "split"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,0,2,0,1,1,,own", "split > 1 needs a stream-K kernel"),
+        (f"f16,tn,1,8,8,{SHARING},8,0,4,2,0,1,1,,own", "and ctas=0"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,0,1,0,,1,,own", "''"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,0,1,0,1,,,own", "''"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,0,1,yes,1,1,,own", "pdl"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,0,1,0,fast,1,,own", "'fast'"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,0,1,0,1,1,,mine", "use='mine'"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,0,1,0,1,1", "13 fields; expected 15"),
+        (f"f16,tn,64,128,256,{KERNEL},8,0,0,1,0,1,1,,own", "a second row for f16,tn,64,128,256"),
     ],
 )
 def test_a_malformed_row_is_named(row: str, reason: str, tmp_path: Path) -> None:
@@ -115,6 +121,34 @@ def test_expected_time_is_that_of_what_dispatch_runs() -> None:
     assert _plan(8, 8, 8, use="cublas").expected_us == 13.5
 
 
+def test_a_table_of_rules_needs_no_times(tmp_path: Path) -> None:
+    path = tmp_path / "a100.csv"
+    rules = Table(HEADER | {"source": "rules"}, {})
+    plan = _plan(64, 4096, 4096, kernel=SHARING, knobs=Knobs(split=6), us=None, torch_us=None)
+    rules.plans[plan.key] = plan
+    plans.write(path, rules)
+    assert path.read_text().splitlines()[-1] == f"f16,tn,64,4096,4096,{SHARING},8,0,0,6,0,,,,own"
+    read = plans.read(path)
+    assert read.rules
+    assert read.plans == rules.plans
+    assert plan.expected_us is None
+    for figure in ("measured", "speedup"):
+        with pytest.raises(ValueError, match="64,4096,4096 comes from rules"):
+            getattr(plan, figure)
+    path.write_text(path.read_text().replace("source: rules", "source: measurements"))
+    with pytest.raises(PlanError, match="could not convert"):
+        plans.read(path)
+    with pytest.raises(ValueError, match="comes from rules"):
+        plans.write(path, _table(plan))
+
+
+def test_fp16_accumulation_is_a_dtype_of_its_own(tmp_path: Path) -> None:
+    key = Key("f16acc16", "tn", 64, 64, 64)
+    table = _table(_plan(64, 64, 64), _plan(64, 64, 64, key=key, kernel=SHARING.replace("f16", "f16acc16")))
+    plans.write(tmp_path / "h200.csv", table)
+    assert plans.read(tmp_path / "h200.csv").plans == table.plans
+
+
 def test_nearest_goes_by_ratios_within_dtype_and_layout() -> None:
     table = _table(_plan(64, 4096, 4096), _plan(1024, 4096, 4096), _plan(16, 1024, 1024))
     near = table.nearest(Key("f16", "tn", 80, 6144, 4096))
@@ -143,9 +177,10 @@ def test_shipped_tables_name_compiled_kernels(name: str | None) -> None:
         return
     kernels = {spec.name for spec in compiled()}
     table = plans.read(plans.directory() / name)
-    assert {"gpu", "arch", "sms", "mode", "date", "torch", "cublas", "commit"} <= table.header.keys()
+    measured = set() if table.rules else {"mode", "date", "torch", "cublas", "commit"}
+    assert {"gpu", "arch", "sms", *measured} <= table.header.keys()
     assert [plan.kernel for plan in table.plans.values() if plan.kernel not in kernels] == []
-    assert plans.slug(table.gpu) == Path(name).stem
+    assert plans.for_gpu(table.gpu)[0] == plans.for_gpu(Path(name).stem)[0] == plans.directory() / name
 
 
 class TestShapes:

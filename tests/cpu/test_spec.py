@@ -11,6 +11,8 @@ from cudal2.search import space
 from cudal2.spec import DTYPES, LAYOUTS, MAX_SMEM, KernelSpec, SpecError
 
 SM90 = KernelSpec("sm90", "f16", "tn", 128, 256, 64, 4, cluster_m=2, consumers=2)
+DIRECT = KernelSpec("direct", "f16", "nn", 16, 32, 128, warps_n=2, warps_k=2)
+MULTISTAGE = KernelSpec("multistage", "f16", "nn", 128, 128, 64, 3, warps_m=2, warps_n=2)
 WMMA = KernelSpec("wmma", "bf16", "nn", 32, 32, 64, 4, warps_m=2, warps_n=2)
 
 
@@ -21,6 +23,10 @@ WMMA = KernelSpec("wmma", "bf16", "nn", 32, 32, 64, 4, warps_m=2, warps_n=2)
         (replace(SM90, cluster_m=1, bn=128, split=4), "sm90_f16_tn_128x128x64_s4_c1x1k4_coop2"),
         (replace(SM90, bn=128, schedule="ping", cluster_n=2), "sm90_f16_tn_128x128x64_s4_c2x2_ping2"),
         (WMMA, "wmma_bf16_nn_32x32x64_s4_w2x2k1"),
+        (DIRECT, "direct_f16_nn_16x32x128_w1x2k2"),
+        (MULTISTAGE, "multistage_f16_nn_128x128x64_s3_w2x2k1"),
+        (replace(MULTISTAGE, dtype="f16acc16", prefetch=0), "multistage_f16acc16_nn_128x128x64_s3_w2x2k1_p0"),
+        (replace(MULTISTAGE, stream_k=True, vector=1), "multistage_f16_nn_128x128x64_s3_w2x2k1_sk_any"),
     ],
 )
 def test_name_is_canonical(spec: KernelSpec, name: str) -> None:
@@ -73,6 +79,43 @@ def test_rules_reject_what_cannot_compile(change: dict[str, object], message: st
 def test_wmma_rules(change: dict[str, int]) -> None:
     with pytest.raises(SpecError):
         replace(WMMA, **change).validate()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"dtype": "f16acc16"}, "dtype"),
+        ({"bm": 24}, "multiple of 16 rows"),
+        ({"bn": 48}, "8, 16, 32 or 64 columns"),
+        ({"bk": 32}, "multiple of 32"),
+        ({"bk": 1024}, "registers"),
+        ({"warps_k": 64, "bk": 2048}, "threads"),
+        ({"cluster_n": 2}, "no cluster"),
+    ],
+)
+def test_direct_rules(change: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        replace(DIRECT, **change).validate()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bm": 24}, "multiple of 16"),
+        ({"bm": 320, "stages": 2}, "16 to 256"),
+        ({"stages": 1}, "at least 2"),
+        ({"stages": 8}, "shared memory"),
+        ({"bm": 32, "bn": 32, "stages": 9}, "2 to 8"),
+        ({"vector": 4}, "1 or 8"),
+        ({"prefetch": 4}, "prefetch=4"),
+        ({"stream_k": True, "warps_k": 2}, "stream-K"),
+        ({"bm": 256, "bn": 256, "bk": 32, "stages": 2}, "accumulator"),
+        ({"bm": 32, "bn": 16, "bk": 64, "warps_m": 1, "warps_n": 1}, "whole passes"),
+    ],
+)
+def test_multistage_rules(change: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        replace(MULTISTAGE, **change).validate()  # type: ignore[arg-type]
 
 
 def test_both_dtypes_and_layouts_have_the_same_tiles() -> None:

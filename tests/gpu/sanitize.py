@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-SHAPES = ((200, 136, 328), (128, 264, 1024))
+SHAPES = ((200, 136, 352), (128, 264, 1024))
 
 MODES = {
     "wmma": r"wmma_.*",
@@ -32,6 +32,10 @@ MODES = {
     "multicast of B": r"sm90_.*_c2x1_(coop|ping)\d",
     "split-K": r"sm90_.*_c1x1k\d_coop\d",
     "split-K with multicast": r"sm90_.*_c(1x2|2x1)k\d_coop\d",
+    "multistage": r"multistage_.*_w2x2k1",
+    "multistage, stream-K": r"multistage_.*_sk",
+    "multistage, any alignment": r"multistage_.*_any",
+    "direct": r"direct_.*_w1x1k[24]",
     "narrow tile": r"sm90_.*_64x(16|32|48)x.*_c1x1_coop1",
 }
 

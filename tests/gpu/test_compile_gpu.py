@@ -51,6 +51,18 @@ def test_linear(case: str) -> None:
     torch.testing.assert_close(result, F.linear(*arguments), **CLOSE)
 
 
+def test_fp16_accumulation() -> None:
+    def function(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
+        return cudal2.linear(cudal2.matmul(a, b, accumulate="fp16"), b, bias, accumulate="fp16")
+
+    operands = half(64, 64), half(64, 64) / 8, half(64)
+    log: list[str] = []
+    result = logged(function, log)(*operands)
+    assert "cudal2.matmul_acc16" in log[0]
+    assert "cudal2.linear_acc16" in log[0]
+    torch.testing.assert_close(result, F.linear(operands[0] @ operands[1], *operands[1:]), **CLOSE)
+
+
 def test_gradients() -> None:
     def loss(a: Tensor, b: Tensor, bias: Tensor) -> Tensor:
         return cudal2.linear(cudal2.matmul(a, b), b, bias).float().square().mean()

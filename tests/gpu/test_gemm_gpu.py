@@ -21,7 +21,7 @@ def kernel(layout: str = "nn") -> str:
 
 
 def gemm(a: Any, b: Any, out: Any, bias: Any = None, name: str | None = None, **knobs: Any) -> None:
-    chosen = {"group": 8, "raster": 0, "ctas": 0, "pdl": False, **knobs}
+    chosen = {"group": 8, "raster": 0, "ctas": 0, "split": 1, "pdl": False, **knobs}
     torch.ops.cudal2.gemm(a, b, out, bias, kernel() if name is None else name, **chosen)
 
 
@@ -63,6 +63,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     "group": ({"group": 0}, "group=0; expected 1 or more"),
     "raster": ({"raster": 2}, "raster=2; expected 0 or 1"),
     "ctas": ({"ctas": -1}, "ctas=-1; expected 0 or more"),
+    "split": ({"split": 0}, "split=0; expected 1 or more"),
     "device": ({"out": lambda: torch.zeros(64, 64).half()}, "out is not on a CUDA device"),
 }
 
@@ -84,5 +85,5 @@ def test_error_where_out_shares_memory_with_an_input() -> None:
 
 
 def test_opcheck() -> None:
-    arguments = (half(64, 64), half(64, 64), half(64, 64), None, kernel(), 8, 0, 0, False)
+    arguments = (half(64, 64), half(64, 64), half(64, 64), None, kernel(), 8, 0, 0, 1, False)
     torch.library.opcheck(torch.ops.cudal2.gemm.default, arguments)

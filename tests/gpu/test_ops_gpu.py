@@ -31,7 +31,7 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cudal2
-from cudal2 import ops
+from cudal2 import ops, tools
 
 HALF = [torch.float16, torch.bfloat16]
 MATMULS = {
@@ -184,8 +184,8 @@ def test_a_malformed_plan_table_is_an_error_that_names_file_and_row(tmp_path: Pa
     table = tmp_path / "broken.csv"
     table.write_text(
         f"# gpu: {properties.name}\n# arch: {properties.major}.{properties.minor}\n# sms: 132\n"
-        "dtype,layout,m,n,k,kernel,group,raster,ctas,pdl,us,torch_us,lt_us,use\n"
-        "f16,nn,64,64,64,no_such_kernel,8,0,0,0,1,1,,own\n"
+        "dtype,layout,m,n,k,kernel,group,raster,ctas,split,pdl,us,torch_us,lt_us,use\n"
+        "f16,nn,64,64,64,no_such_kernel,8,0,0,1,0,1,1,,own\n"
     )
     code = (
         "import torch, cudal2\n"
@@ -207,6 +207,59 @@ def test_a_malformed_plan_table_is_an_error_that_names_file_and_row(tmp_path: Pa
         assert "broken.csv" in line
         assert "line 5" in line
         assert "no_such_kernel" in line
+
+
+# fp16 accumulation ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half_accumulation() -> None:
+    native = tools.load()
+    if native is None or not any(kernel["dtype"] == "f16acc16" for kernel in native.kernels()):
+        pytest.skip("no kernel that accumulates in fp16 in this build")
+
+
+@pytest.mark.usefixtures("half_accumulation")
+@pytest.mark.parametrize("transposed", [False, True])
+def test_fp16_accumulation_where_asked_for(transposed: bool) -> None:
+    a, b, bias = half(128, 512), half(512, 256), half(256)
+    weight = b.t().contiguous()
+    b = weight.t() if transposed else b
+    wanted = a.double() @ b.double()
+    for result, expected in (
+        (cudal2.matmul(a, b, accumulate="fp16"), wanted),
+        (cudal2.linear(a, weight, accumulate="fp16"), wanted),
+        (cudal2.linear(a, weight, bias, accumulate="fp16"), wanted + bias),
+    ):
+        torch.testing.assert_close(result.double(), expected, rtol=1e-2, atol=1.0)
+        assert result.dtype == torch.float16
+    assert "f16acc16" in cudal2.last_path()
+    cudal2.matmul(a, b)
+    assert "f16acc16" not in cudal2.last_path()
+
+
+@pytest.mark.usefixtures("half_accumulation")
+def test_what_accumulates_in_fp32_all_the_same() -> None:
+    a, b = half(64, 64), half(64, 64)
+
+    def path(call: Callable[[], object]) -> str:
+        call()
+        return cudal2.last_path()
+
+    with torch.autocast("cuda", dtype=torch.float16):
+        assert "f16acc16" not in path(lambda: cudal2.matmul(a, b, accumulate="fp16"))
+    wants = a.clone().requires_grad_()
+    for call in (
+        lambda: cudal2.matmul(a.bfloat16(), b.bfloat16(), accumulate="fp16"),
+        lambda: cudal2.matmul(a, b, out=torch.empty_like(a), accumulate="fp16"),
+        lambda: cudal2.matmul(wants, b, accumulate="fp16"),
+    ):
+        kernel = path(call)
+        assert kernel != "torch"
+        assert "f16acc16" not in kernel
+    assert path(lambda: cudal2.matmul(a[:63, :63], b[:63, :63], accumulate="fp16")) == "torch"
+    grad = torch.autograd.grad(cudal2.matmul(wants, b, accumulate="fp16").sum(), wants)[0]
+    torch.testing.assert_close(grad, torch.ones_like(a) @ b.t(), rtol=1e-2, atol=5e-2)
 
 
 # out= ----------------------------------------------------------------------------------------------------------------

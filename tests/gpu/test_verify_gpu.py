@@ -8,21 +8,24 @@ import torch
 from cudal2 import cli, verify
 from cudal2.plans import Knobs
 from cudal2.shapes import Shape
-from cudal2.spec import DTYPES, LAYOUTS, KernelSpec
+from cudal2.spec import ALL_DTYPES, LAYOUTS, KernelSpec
 from cudal2.verifier import Session, Subject
 
 SEED = 3
 
 
 def _sample() -> list[str]:
-    """Two kernels of each dtype, layout, family, schedule, and kind of cluster."""
+    """Two kernels of each dtype, layout, family, schedule, kind of cluster and sharing, and alignment."""
     if not torch.cuda.is_available():
         return ["none"]
     kinds: dict[tuple[object, ...], list[str]] = {}
-    for name in verify.compiled_kernels(list(DTYPES), list(LAYOUTS)):
+    for name in verify.compiled_kernels(list(ALL_DTYPES), list(LAYOUTS)):
         spec = KernelSpec.parse(name)
         shares = spec.cluster_m * spec.cluster_n > 1
-        kinds.setdefault((spec.dtype, spec.layout, spec.family, spec.schedule, shares, spec.split > 1), []).append(name)
+        kinds.setdefault(
+            (spec.dtype, spec.layout, spec.family, spec.schedule, shares, spec.split > 1, spec.stream_k, spec.vector),
+            [],
+        ).append(name)
     return sorted({name for names in kinds.values() for name in (names[0], names[len(names) // 2])})
 
 
@@ -44,9 +47,17 @@ def test_the_command_passes_as_dispatched(shape: str, capsys: pytest.CaptureFixt
     assert "verify passed" in capsys.readouterr().out
 
 
+def test_a_family_by_itself(capsys: pytest.CaptureFixture[str]) -> None:
+    name = _sample()[0]
+    family = KernelSpec.parse(name).family
+    command = ["verify", "--family", family, "--shape", "256,512,1024", "--seed", str(SEED)]
+    assert cli.main(command) == 0
+    assert "verify passed" in capsys.readouterr().out
+
+
 def test_the_command_reproduces_a_named_kernel(capsys: pytest.CaptureFixture[str]) -> None:
     name = _sample()[0]
-    command = ["verify", "--shape", "200,264,392", "--kernel", name, "--knobs", "3,1,8,1", "--seed", str(SEED)]
+    command = ["verify", "--shape", "200,264,392", "--kernel", name, "--knobs", "3,1,8,1,1", "--seed", str(SEED)]
     assert cli.main(command) == 0
     assert " 0 failures" in capsys.readouterr().out
 
@@ -106,4 +117,4 @@ def test_a_launch_on_the_wrong_stream_is_found(session: Session, monkeypatch: py
     monkeypatch.setattr(Subject, "run", on_the_default_stream)
     spec = KernelSpec.parse(_sample()[0])
     subject = Subject(spec.dtype, spec.layout, spec.name, Knobs())
-    assert not session._side_stream(subject, Shape(520, 776, 648))
+    assert not session._side_stream(subject, Shape(520, 776, 672))
