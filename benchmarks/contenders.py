@@ -8,9 +8,14 @@
     cudal2          cudal2.matmul as users call it (cudal2_again: the same once more, for noise)
     own             the plan's kernel, whatever dispatch would run, without programmatic dependent launch
     own_pdl         the same with it
+    own:FAMILY      the fastest of that family's kernels (own:sm90, ...): of 12 that the cost model likes, default knobs
+    cutlass2x       the fastest of CUTLASS 2.x's sm_80-style kernels (benchmarks/peers/cutlass2x.py, to be built first)
 
-All but torch, tunableop and cudal2 are prepared calls in C (csrc/calls.h, csrc/cublas.h): in the wall-clock modes they
-cost what they cost a C program, but for one cheap call from Python. With the suffix _c even that falls away.
+own:FAMILY and cutlass2x are chosen as lt_autotune is, and take part only where --contenders names them. No kernel of
+cutlass2x splits K.
+
+All but torch, tunableop, cudal2 and cutlass2x are prepared calls in C (csrc/calls.h, csrc/cublas.h): in the wall-clock
+modes they cost what they cost a C program, but for one cheap call from Python. With the suffix _c even that falls away.
 """
 
 from __future__ import annotations
@@ -20,28 +25,33 @@ import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
 import cudal2
 from benchmarks.guard import Call
-from cudal2 import plans
-from cudal2.plans import Key, Plan
-from cudal2.search import cublaslt
+from benchmarks.peers import cutlass2x
+from cudal2 import plans, tools
+from cudal2.plans import Key, Knobs, Plan
+from cudal2.search import cost, cublaslt
 from cudal2.search.measure import Operands, Stopwatch, native_knobs
+from cudal2.spec import MAX_SMEM, KernelSpec
 
 BASELINES = ("torch", "torch_again", "cublas", "lt_heuristic", "lt_autotune", "tunableop")
 OWN = ("cudal2", "cudal2_again", "own", "own_pdl")
 IN_C = ("own_c", "cublas_c", "lt_heuristic_c", "lt_autotune_c")
 """Prepared calls that are queued and timed in C altogether; in the wall-clock modes only."""
-ALL = (*BASELINES, *OWN, *IN_C)
+_USUAL = (*BASELINES, *OWN, *IN_C)
+FAMILIES = tuple(f"own:{family}" for family in MAX_SMEM)
+ALL = (*_USUAL, *FAMILIES, "cutlass2x")
 
 _DEVICE = ("torch", "cublas", "lt_heuristic", "lt_autotune", "tunableop", "cudal2", "cudal2_again", "own", "own_pdl")
 DEFAULTS = {
     "graph": _DEVICE,
     "isolated": _DEVICE,
     "cold": _DEVICE,
-    "offline": tuple(name for name in ALL if name not in ("torch_again", "tunableop", "own_pdl")),
+    "offline": tuple(name for name in _USUAL if name not in ("torch_again", "tunableop", "own_pdl")),
     "server": ("torch", "cublas", "lt_heuristic", "lt_autotune", "cudal2", "own"),
     "overhead": ("torch", "torch_again", "cublas", "lt_heuristic", "cudal2", "cudal2_again", "own"),
 }
@@ -49,6 +59,12 @@ DEFAULTS = {
 
 MOST_WRONG = 4
 """So many of autotuning's favourites may be wrong before the contender is."""
+
+FAMILY_KERNELS = 12
+"""So many of a family's kernels are raced for own:FAMILY."""
+
+KERNELS_BUDGET_US = 200_000.0
+"""Device time of trying the kernels of own:FAMILY or cutlass2x once; on the largest problems only the first are."""
 
 
 class Skipped(Exception):
@@ -105,6 +121,10 @@ class Field:
             cudal2.last_path()  # forget what ran before
             cudal2.matmul(operands.a, operands.b)
             yield Contender(name, operands.layout, _cudal2, cudal2.last_path(), strict=True)
+        elif name in FAMILIES:
+            yield from self._fastest(name, _Family(self.watch, name.removeprefix("own:"), operands), us)
+        elif name == "cutlass2x":
+            yield from self._fastest(name, _peer(operands), us)
         else:
             yield self._own(name, operands)
 
@@ -129,23 +149,36 @@ class Field:
         return Contender(name, operands.layout, make, plan.kernel, strict=True)
 
     def _lt(self, name: str, operands: Operands, us: float) -> Iterator[Contender]:
+        tune = name == "lt_autotune"
         try:
-            tune = name == "lt_autotune"
             problem = cublaslt.Problem(_lt(), operands, most=cublaslt.MOST_SUGGESTIONS if tune else 1)
-            order, of = [0], ""
-            if tune:
-                ranking = cublaslt.autotune(problem, self.watch, us)
-                self.lt_busy_us += ranking.busy_us
-                order, of = list(ranking.order[:MOST_WRONG]), f" of {ranking.tried}"
+        except cublaslt.LtError as error:
+            raise Skipped(str(error)) from error
+        if not tune:
+            yield self._suggested(name, problem, 0, "suggestion 0", strict=False)
+            return
+        ranking = self._ranking(problem, us)
+        self.lt_busy_us += ranking.busy_us
+        for index in ranking.order[:MOST_WRONG]:
+            yield self._suggested(name, problem, index, f"suggestion {index} of {ranking.tried}", strict=False)
+
+    def _fastest(self, name: str, kernels: _Family | cutlass2x.Problem, us: float) -> Iterator[Contender]:
+        for index in self._ranking(kernels, us, KERNELS_BUDGET_US).order[:MOST_WRONG]:
+            yield self._suggested(name, kernels, index, kernels.name(index), strict=True)
+
+    def _ranking(
+        self, problem: cublaslt.Suggestions, us: float, budget_us: float = cublaslt.BUDGET_US
+    ) -> cublaslt.Ranking:
+        try:
+            return cublaslt.autotune(problem, self.watch, us, budget_us)
         except cublaslt.LtError as error:
             raise Skipped(str(error)) from error
 
-        for index in order:
+    def _suggested(self, name: str, problem: cublaslt.Suggestions, index: int, ran: str, *, strict: bool) -> Contender:
+        def make(o: Operands) -> Call:
+            return problem.call(index, self._stream, o)
 
-            def make(o: Operands, index: int = index) -> Call:
-                return problem.call(index, self._stream, o)
-
-            yield Contender(name, operands.layout, make, f"suggestion {index}{of}")
+        return Contender(name, problem.operands.layout, make, ran, strict)
 
 
 def _torch(operands: Operands) -> Call:
@@ -173,6 +206,41 @@ def _require_tunableop() -> None:
     if version < (2, 14):
         raise Skipped(f"TunableOp has no CUDA backend in torch {torch.__version__}; from 2.14 on")
     torch.cuda.tunable.set_filename(str(Path(tempfile.gettempdir()) / "cudal2_tunableop.csv"))
+
+
+class _Family:
+    """A family's kernels that are worth racing on a problem, default knobs. Raises Skipped where there are none."""
+
+    def __init__(self, watch: Stopwatch, family: str, operands: Operands):
+        self.watch, self.operands = watch, operands
+        compiled = tools.kernel_names(family, operands.dtype, operands.layout)
+        specs = cost.shortlist(map(KernelSpec.parse, compiled), operands.shape, FAMILY_KERNELS)
+        self._names = [spec.name for spec in specs]
+        if not specs:
+            raise Skipped(f"no {family} kernels are compiled for {operands.dtype} {operands.layout}")
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def name(self, index: int) -> str:
+        return self._names[index]
+
+    def call(self, index: int, stream: int, operands: Operands | None = None) -> Any:
+        """A kernel, prepared for a stream. Raises ValueError where it cannot run the operands."""
+        gemm = (operands or self.operands).gemm()
+        return self.watch.timer.prepare(self._names[index], native_knobs(Knobs()), gemm, stream)
+
+
+def _peer(operands: Operands) -> cutlass2x.Problem:
+    try:
+        return cutlass2x.Problem(_cutlass2x(), operands)
+    except cutlass2x.PeerError as error:
+        raise Skipped(str(error)) from error
+
+
+@functools.cache
+def _cutlass2x() -> cutlass2x.Library:
+    return cutlass2x.Library()
 
 
 @functools.cache

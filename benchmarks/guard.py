@@ -188,7 +188,8 @@ class Guard:
         *errors, size = torch.stack([*own, checks.magnitude(wanted)]).tolist()
         self.torch_rms = max(rms for _, rms in errors)
         dtype = TORCH_DTYPES[self.dtype]
-        bound = checks.Bound.of((max(worst for worst, _ in errors), self.torch_rms), (size[0], size[1]), dtype)
+        errors_of_torch = max(worst for worst, _ in errors), self.torch_rms
+        bound = checks.Bound.of(errors_of_torch, (size[0], size[1]), self.dtype, self.shape.k)
         return checks.Bound(bound.max, min(bound.rms, MOST_RMS * torch.finfo(dtype).eps * size[1]))
 
     def _judge(

@@ -40,6 +40,7 @@ def look_around(root: Path, env: Mapping[str, str] = os.environ) -> ninja_file.S
     archs = arch.parse(env.get("TORCH_CUDA_ARCH_LIST"))
     nvcc = cuda.find_nvcc(env)
     toolkit = cuda.inspect(nvcc) if nvcc else None
+    extra = env.get("CUDAL2_EXTRA_KERNELS")
     if toolkit:
         arch.check_supported(archs, toolkit.architectures, str(toolkit))
     return ninja_file.Setup(
@@ -53,6 +54,7 @@ def look_around(root: Path, env: Mapping[str, str] = os.environ) -> ninja_file.S
         toolkit=toolkit,
         cutlass=host.package_folder("cutlass_library", "source", "include"),
         why_fallback="" if toolkit else cuda.not_found_message(env),
+        extra_kernels=Path(extra).resolve() if extra else None,
     )
 
 

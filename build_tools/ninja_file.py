@@ -2,8 +2,11 @@
 
     generated_kernels/<family>/*.cu --nvcc--+
     csrc/runtime/*.cpp --------------g++----+--> lib/libcudal2.so        (without nvcc: csrc/runtime/absent.cpp alone)
-    csrc/ops.cpp --g++, torch's stable headers---> lib/libcudal2_ops.so
+    csrc/ops*.cpp --g++, torch's stable headers--> lib/libcudal2_ops.so
     csrc/tools.cpp --g++, pybind11---------------> _tools.<python>.so
+
+CUDAL2_EXTRA_KERNELS names a folder with further <family>/*.cu for the library, such as benchmarks.ablation's: they are
+compiled as the generated ones are, but may spill registers.
 
 nvcc never sees a torch header. Every path inside the repository is relative to its root, where ninja runs.
 """
@@ -36,8 +39,8 @@ _NVCC = [
     "--expt-relaxed-constexpr",
     *("-cudart", "static"),
     *("-Xcompiler", "-fPIC,-fvisibility=hidden"),
-    *("-Xptxas", "-v,-warn-spills"),
 ]
+_CHECKED, _EXTRA = ["-Xptxas", "-v,-warn-spills"], ["-Xptxas", "-warn-spills"]
 # The static cudart's symbols stay inside: torch brings a cudart of its own into the same process.
 _LINK = ["-shared", "-s", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"]
 
@@ -46,6 +49,12 @@ _LINK = ["-shared", "-s", "-Wl,--no-undefined", "-Wl,--exclude-libs,ALL"]
 _RULES = """\
 rule nvcc
   command = $$CUDAL2_PYTHON build_tools/nvcc_checked.py $in $out -- $nvcc $flags -MMD -MF $out.d -c $in -o $out
+  depfile = $out.d
+  deps = gcc
+  description = nvcc $in
+
+rule nvcc_extra
+  command = $nvcc $flags -MMD -MF $out.d -c $in -o $out
   depfile = $out.d
   deps = gcc
   description = nvcc $in
@@ -77,6 +86,8 @@ class Setup:
     custom_cxx: bool = False
     """Whether the user named the C++ compiler (CXX): nvcc then uses it too."""
     why_fallback: str = ""
+    extra_kernels: Path | None = None
+    """CUDAL2_EXTRA_KERNELS, absolute."""
 
     @property
     def environment(self) -> dict[str, str]:
@@ -135,6 +146,7 @@ def _core_library(ninja: NinjaFile, setup: Setup) -> Path:
         includes = _system(setup.toolkit.includes)
         objects = [_compile(ninja, setup, source, includes) for source in runtime if source != absent]
         objects += [_compile_kernels(ninja, setup, setup.toolkit, source) for source in _kernel_sources(setup)]
+        objects += [_compile_kernels(ninja, setup, setup.toolkit, source, True) for source in _extra_sources(setup)]
         libraries = [f"-L{setup.toolkit.cudart}", "-lcudart_static", "-lrt", "-lpthread", "-ldl"]
     flags = [*_LINK, "-Wl,-soname,libcudal2.so"]
     return _link(ninja, setup, BUILD / "lib/libcudal2.so", objects, flags, libraries)
@@ -143,11 +155,10 @@ def _core_library(ninja: NinjaFile, setup: Setup) -> Path:
 def _ops_library(ninja: NinjaFile, setup: Setup, core: Path) -> Path:
     """libcudal2_ops.so: the torch ops. No path to torch's libraries goes in: the process has loaded them before."""
     flags = [f"-DTORCH_TARGET_VERSION={torch_headers.TARGET_VERSION}", *_system(setup.torch.includes)]
-    compiled = _compile(ninja, setup, Path("csrc/ops.cpp"), flags)
+    compiled = [_compile(ninja, setup, source, flags) for source in _sources(setup.root, "csrc", "ops*.cpp")]
     libraries = [f"-L{setup.torch.libraries}", "-ltorch_cpu", "-ltorch", "-ldl"]
-    return _link(
-        ninja, setup, core.with_name("libcudal2_ops.so"), [compiled, core], [*_LINK, "-Wl,-rpath,$ORIGIN"], libraries
-    )
+    link = [*_LINK, "-Wl,-rpath,$ORIGIN"]
+    return _link(ninja, setup, core.with_name("libcudal2_ops.so"), [*compiled, core], link, libraries)
 
 
 def _tools_module(ninja: NinjaFile, setup: Setup, core: Path, interpreter: Interpreter) -> Path:
@@ -161,20 +172,35 @@ def _tools_module(ninja: NinjaFile, setup: Setup, core: Path, interpreter: Inter
 
 def _kernel_sources(setup: Setup) -> list[Path]:
     """The generated sources that some listed architecture can compile."""
+    return _fit(setup, _sources(setup.root, "generated_kernels", "*/*.cu"))
+
+
+def _extra_sources(setup: Setup) -> list[Path]:
+    """The same of CUDAL2_EXTRA_KERNELS. Raises BuildError if it holds none."""
+    if setup.extra_kernels is None:
+        return []
+    sources = sorted(setup.extra_kernels.glob("*/*.cu"))
+    if not sources:
+        raise BuildError(f"CUDAL2_EXTRA_KERNELS={setup.extra_kernels}: expected a folder with <family>/*.cu in it.")
+    return _fit(setup, sources)
+
+
+def _fit(setup: Setup, sources: list[Path]) -> list[Path]:
     hopper = any(arch.is_hopper for arch in setup.archs)
-    sources = _sources(setup.root, "generated_kernels", "*/*.cu")
     return [source for source in sources if hopper or source.parent.name != HOPPER_FAMILY]
 
 
-def _compile_kernels(ninja: NinjaFile, setup: Setup, toolkit: Toolkit, source: Path) -> Path:
+def _compile_kernels(ninja: NinjaFile, setup: Setup, toolkit: Toolkit, source: Path, extra: bool = False) -> Path:
     archs = [arch for arch in setup.archs if arch.is_hopper or source.parent.name != HOPPER_FAMILY]
     # The Hopper kernels' PTX would run nowhere else: 9.0a is not carried over to later architectures.
     gencode = [
         flag for arch in archs for flag in arch.gencode() if source.parent.name != HOPPER_FAMILY or "sm_" in flag
     ]
     host = ["-ccbin", setup.cxx] if setup.custom_cxx else []
-    flags = [*_NVCC, *gencode, *_system(toolkit.foreign_includes), *host]
-    return ninja.edge("nvcc", _object(source), [source], nvcc=_shell([str(toolkit.nvcc)]), flags=_shell(flags))
+    flags = [*_NVCC, *(_EXTRA if extra else _CHECKED), *gencode, *_system(toolkit.foreign_includes), *host]
+    rule = "nvcc_extra" if extra else "nvcc"
+    target = _object(Path("extra", source.parent.name, source.name) if extra else source)
+    return ninja.edge(rule, target, [source], nvcc=_shell([str(toolkit.nvcc)]), flags=_shell(flags))
 
 
 def _compile(ninja: NinjaFile, setup: Setup, source: Path, flags: list[str], target: Path | None = None) -> Path:
