@@ -11,28 +11,37 @@ from cudal2.spec import DTYPES, LAYOUTS, MAX_SMEM, KernelSpec
 
 # One line per tile: tile, stages, schedule and consumer warpgroups, then clusters MxN or MxNkSPLIT that share or split.
 _SM90 = """
-64x16x128  s8  coop1  1x1 1x1k2 1x1k4 1x1k8
+64x16x128  s8  coop1  1x1 1x1k2 1x1k4 1x1k8 1x1k16
 64x32x64   s6  coop1  1x1 1x1k4
 64x32x128  s6  coop1  1x1k2 1x1k4 1x1k8
 64x48x64   s10 coop1  1x1
 64x64x64   s6  coop1  1x1 1x1k2 1x1k4
-64x64x64   s12 coop1  1x1 1x2
-64x64x128  s6  coop1  1x1k2 1x1k4 1x1k8
+64x64x64   s12 coop1  1x1 1x2 2x1
+64x64x128  s6  coop1  1x1 1x2 2x1 1x1k2 1x1k4 1x1k8
+64x80x64   s8  coop1  1x1 2x1
+64x96x64   s8  coop1  1x1 1x2 2x1
+64x160x64  s6  coop1  1x1 2x1
+64x192x64  s6  coop1  1x1 2x1
 64x96x64   s5  coop1  1x1
 64x128x64  s4  coop1  1x1 2x1 1x1k4 1x1k8 2x1k4
 64x128x64  s8  coop1  1x1 1x2 2x1 1x1k2 1x1k3 1x1k8 2x1k2
-64x128x128 s4  coop1  1x1 1x1k2
+64x128x128 s4  coop1  1x1 1x2 2x1 1x1k2
 64x256x64  s5  coop1  1x1 2x1
 64x128x64  s8  ping2  1x1 2x1
 64x192x64  s6  ping2  1x1 2x1
 64x256x64  s5  ping2  1x1 2x1
 128x64x64  s4  coop2  1x1 1x2 1x1k4
 128x64x64  s8  coop2  1x1 1x2 1x1k2 1x1k3 1x1k8
-128x64x128 s4  coop2  1x1 1x1k2
+128x64x128 s4  coop2  1x1 1x2 2x1 1x1k2
+128x80x64  s8  coop2  1x1 1x2
+128x96x64  s7  coop2  1x1 1x2 2x1
+128x208x64 s4  coop2  1x1 2x1
+128x224x64 s4  coop2  1x1 2x1
 128x128x64 s6  coop2  1x1 2x1 1x2 1x1k2 1x1k3 2x1k3 1x2k3
 128x192x64 s5  coop2  1x1 2x1 1x2
 128x256x64 s4  coop2  1x1 2x1 1x2
 128x64x64  s8  ping2  1x1 1x2
+128x96x64  s6  ping2  1x1 2x1
 128x112x64 s6  ping2  1x1
 128x128x64 s6  ping2  1x1 2x1 1x2
 128x144x64 s6  ping2  1x1 2x1
@@ -41,8 +50,11 @@ _SM90 = """
 128x192x64 s5  ping2  1x1 2x1 1x2
 256x64x64  s5  coop2  1x1
 256x128x64 s4  coop2  1x1 2x1 1x2
+256x96x64  s4  coop2  1x1 1x2
+256x160x64 s3  coop2  1x1 1x2
 256x192x64 s3  coop2  1x1 1x2
 192x64x64  s7  coop3  1x1 1x2
+192x96x64  s5  coop3  1x1 1x2
 192x128x64 s5  coop3  1x1 1x2
 192x192x64 s4  coop3  1x1
 """

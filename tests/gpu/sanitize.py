@@ -2,6 +2,7 @@
 
     compute-sanitizer --tool memcheck  --error-exitcode 1 python tests/gpu/sanitize.py
     compute-sanitizer --tool racecheck --error-exitcode 1 python tests/gpu/sanitize.py
+    compute-sanitizer --tool racecheck python tests/gpu/sanitize.py 'multistage_.*_sk'  # every kernel of that name
 
 Results are compared with numpy's, so a kernel that the tool changed the timing of into a wrong answer shows, too.
 """
@@ -41,15 +42,23 @@ MODES = {
 
 
 def main() -> int:
-    """Run the first kernel of each mode, dtype fp16, both layouts. Returns 1 if a result is wrong."""
+    """Run the first kernel of each mode, or every one that a pattern fits, dtype fp16, both layouts.
+
+    Returns 1 if a result is wrong.
+    """
     tools, cuda = load_tools(), Cuda()
     timer = tools.Timer(0)
     names = [kernel["name"] for kernel in tools.kernels() if "_f16_" in kernel["name"]]
     wrong = 0
-    for mode, pattern in MODES.items():
+    modes = MODES
+    if len(sys.argv) > 1:
+        modes = {name: re.escape(name) for name in names if re.fullmatch(sys.argv[1], name)}
+    for mode, pattern in modes.items():
         for layout in ("nn", "tn"):
             chosen = next((n for n in names if re.fullmatch(pattern, n) and f"_{layout}_" in n), None)
             if chosen is None:
+                if modes is not MODES:
+                    continue
                 print(f"{mode} {layout}: no kernel in this build")
                 continue
             for shape in SHAPES:
