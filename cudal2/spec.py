@@ -29,19 +29,14 @@ _TAILS = {
     "direct": _WARPS,
     "multistage": _STAGES
     + _WARPS
-    + r"(?:_(?P<shared>pad|plain))?(?:_p(?P<prefetch>\d+))?(?:_(?P<copies>stagger|spread))?"
-    r"(?:_(?P<epilogue>tensor|registers))?(?:_(?P<stream_k>sk))?(?:_(?P<vector>any))?",
+    + r"(?:_p(?P<prefetch>\d+))?(?:_(?P<copies>stagger|spread))?(?:_(?P<stream_k>sk))?(?:_(?P<vector>any))?",
 }
 _NAMES = [re.compile(_HEAD.format(family=family) + tail) for family, tail in _TAILS.items()]
 _FLAGS: dict[str, Any] = {"sk": True, "any": 1}
 """What the words of a name stand for that are neither a number nor themselves."""
 
 
-_MULTISTAGE_CHOICES = {
-    "shared": ("swizzle", "pad", "plain"),
-    "copies": ("early", "stagger", "spread"),
-    "epilogue": ("direct", "tensor", "registers"),
-}
+COPIES = ("early", "stagger", "spread")
 
 
 def nn_panel_columns(bn: int) -> int:
@@ -68,11 +63,10 @@ class KernelSpec:
     The others have `warps_m` x `warps_n` warps that tile the CTA tile, and `warps_k` that split each BK.
     wmma: cp.async + wmma fragments.
     direct: from global memory to mma.sync registers; no stages, BK is what is in flight at once.
-    multistage: cp.async + ldmatrix + mma.sync. `shared`: swizzle, pad or plain rows; `prefetch`: steps of k16 that
-    fragments are loaded ahead; `copies`: the next block's before a step's products (early), A's before and B's after
-    (stagger) or over all steps (spread); `epilogue`: direct (through shared memory), tensor (the same with an
-    intermediate tensor) or registers; `stream_k`: can share tiles between CTAs through a workspace; `vector`: elements
-    to which operands must be aligned, 8 or 1.
+    multistage: cp.async + ldmatrix + mma.sync. `prefetch`: steps of k16, 0 or 1, that fragments are loaded ahead;
+    `copies`: the next block's before a step's products (early), A's before and B's after (stagger) or over all steps
+    (spread); `stream_k`: can share tiles between CTAs through a workspace; `vector`: elements to which operands must
+    be aligned, 8 or 1.
     """
 
     family: str
@@ -90,10 +84,8 @@ class KernelSpec:
     warps_m: int = 1
     warps_n: int = 1
     warps_k: int = 1
-    shared: str = "swizzle"
     prefetch: int = 1
     copies: str = "early"
-    epilogue: str = "direct"
     stream_k: bool = False
     vector: int = 8
 
@@ -110,10 +102,8 @@ class KernelSpec:
         if self.family != "multistage":
             return head
         words = {
-            self.shared: self.shared != "swizzle",
             f"p{self.prefetch}": self.prefetch != 1,
             self.copies: self.copies != "early",
-            self.epilogue: self.epilogue != "direct",
             "sk": self.stream_k,
             "any": self.vector == 1,
         }
@@ -188,12 +178,10 @@ class KernelSpec:
         return over if reuse else beside
 
     def _multistage_smem(self) -> int:
-        pad = 8 if self.shared == "pad" else 0
-        b = self.bn * (self.bk + pad) if self.layout == "tn" else self.bk * (self.bn + pad)
-        pipeline = self.stages * 2 * (self.bm * (self.bk + pad) + b)
+        pipeline = self.stages * 2 * self.bk * (self.bm + self.bn)
         if self.warps_k > 1:
             return max(pipeline, 4 * self.warps_k * self.bm * (self.bn + 4))
-        return pipeline if self.epilogue == "registers" else max(pipeline, 2 * self.bm * (self.bn + 8))
+        return max(pipeline, 2 * self.bm * (self.bn + 8))
 
     @property
     def _reduction_bytes(self) -> int:
@@ -285,14 +273,13 @@ class KernelSpec:
             return "each warp needs a multiple of 16 in M, N and K"
         if not all(16 <= extent <= 256 for extent in (self.bm, self.bn, self.bk)):
             return f"tile {self.bm}x{self.bn}x{self.bk}; expected 16 to 256"
-        for name, known in _MULTISTAGE_CHOICES.items():
-            if getattr(self, name) not in known:
-                return f"{name}={getattr(self, name)!r}; expected one of {known}"
+        if self.copies not in COPIES:
+            return f"copies={self.copies!r}; expected one of {COPIES}"
         if self.stages > 8 or self.vector not in (1, 8):
             return f"stages={self.stages}, vector={self.vector}; expected 2 to 8, and 1 or 8"
         steps = self.bk // 16 // self.warps_k
-        if not 0 <= self.prefetch < steps:
-            return f"prefetch={self.prefetch}; expected less than the {steps} steps that a warp takes through a block"
+        if not 0 <= self.prefetch < min(2, steps):
+            return f"prefetch={self.prefetch}; expected 0, or 1 where a warp takes several steps through a block"
         if self.stream_k and self.warps_k > 1:
             return f"warps_k={self.warps_k}: stream-K joins whole tiles of accumulators"
         if self.accumulator_registers > 160:
@@ -306,11 +293,9 @@ class KernelSpec:
             ("A", self.bm, self.bk),
             ("B", self.bk if nn else self.bn, self.bn if nn else self.bk),
         ):
-            panel = columns
-            if self.shared == "swizzle":
-                panel = next(width for width in (64, 32, 16) if columns % width == 0)
+            panel = next(width for width in (64, 32, 16) if columns % width == 0)
             per_pass, odd = divmod(self.threads, panel // 8)
-            if odd or (self.shared == "swizzle" and per_pass % 8):
+            if odd or per_pass % 8:
                 return f"{self.threads} threads do not copy {name}'s rows of {panel} elements in whole passes"
             if panel != columns and per_pass % rows and rows % per_pass:
                 return f"{self.threads} threads do not divide {name}'s {rows} rows"

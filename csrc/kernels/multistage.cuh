@@ -29,17 +29,12 @@
 
 namespace cudal2 {
 
-// How a tile lies in shared memory: rows as they are, rows 16 bytes apart, or 16-byte vectors permuted within panels of
-// up to 64 elements so that ldmatrix meets no bank conflict.
-enum class Shared { plain, pad, swizzle };
-// How C leaves: 4 bytes a lane from registers; through shared memory, 16 bytes a lane, or so by an intermediate tensor.
-enum class Epilogue { registers, direct, tensor };
 // When the copies of the next block are issued: before the first products of a round, A's before and B's after them, or
 // spread over all steps, after their products.
 enum class Copies { early, stagger, spread };
 
 template <DType kDType_, Layout kLayout_, int BM_, int BN_, int BK_, int Stages_, int WarpsM_, int WarpsN_, int WarpsK_,
-          Shared kShared_, int Prefetch_, Copies kCopies_, Epilogue kEpilogue_, bool StreamK_, int Vector_>
+          int Prefetch_, Copies kCopies_, bool StreamK_, int Vector_>
 struct MultistageConfig {
   static constexpr DType kDType = kDType_;
   using T = std::conditional_t<kDType == DType::bf16, bf16, f16>;
@@ -51,52 +46,42 @@ struct MultistageConfig {
   static constexpr int kClusterM = 1, kClusterN = 1, kSplit = 1;
   static constexpr int kWarpsM = WarpsM_, kWarpsN = WarpsN_, kWarpsK = WarpsK_;
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN * kWarpsK;
-  static constexpr Shared kShared = kShared_;
   static constexpr int kPrefetch = Prefetch_;
   static constexpr Copies kCopies = kCopies_;
   static constexpr bool kStreamK = StreamK_;
-  static constexpr Epilogue kEpilogue = kEpilogue_;
   static constexpr int kVector = Vector_, kMultipleOfK = 1, kMaxTilesN = 1 << 30;
   static constexpr int kMinArch = 80, kMaxArch = 999;
 
   static constexpr int kPitchC = BN + 8;        // of C in shared memory, elements
   static constexpr int kPitchPartial = BN + 4;  // of a partial tile of WarpsK, fp32
-  static constexpr int pitch(int columns) { return columns + (kShared == Shared::pad ? 8 : 0); }
-  static constexpr int kStageA = BM * pitch(BK);
-  static constexpr int kStageB = kTn ? BN * pitch(BK) : BK * pitch(BN);
+  static constexpr int kStageA = BM * BK, kStageB = BN * BK;
   static constexpr int kPipeline = kStages * (kStageA + kStageB) * 2;
-  static constexpr int kStaging = kWarpsK > 1                        ? kWarpsK * BM * kPitchPartial * 4
-                                  : kEpilogue == Epilogue::registers ? 0
-                                                                     : BM * kPitchC * 2;
+  static constexpr int kStaging = kWarpsK > 1 ? kWarpsK * BM * kPitchPartial * 4 : BM * kPitchC * 2;
   static constexpr int kSmem = kPipeline > kStaging ? kPipeline : kStaging;
   static_assert(kStages >= 2 && kPrefetch < BK / 16 / kWarpsK && !(kStreamK && kWarpsK > 1));
 };
 
-// One operand's tile: Rows x Columns, Columns along the contiguous dimension, in shared memory as `Shared` says.
+// One operand's tile: Rows x Columns, Columns along the contiguous dimension, in panels of up to 64 columns of
+// shared memory. The 16-byte vectors of a panel are permuted (swizzle) so that ldmatrix meets no bank conflict.
 template <class Config, int Rows, int Columns>
 struct OperandTile {
   using T = typename Config::T;
-  static constexpr int kPanel = Config::kShared != Shared::swizzle ? Columns
-                                : Columns % 64 == 0                ? 64
-                                : Columns % 32 == 0                ? 32
-                                                                   : 16;
+  static constexpr int kPanel = Columns % 64 == 0 ? 64 : Columns % 32 == 0 ? 32 : 16;
   static constexpr int kVectors = kPanel / 8;
   static constexpr int kAllRows = Rows * (Columns / kPanel);  // of all panels, one panel after the other
   static constexpr int kRowsPerPass = Config::kThreads / kVectors;
   static constexpr int kPasses = (kAllRows + kRowsPerPass - 1) / kRowsPerPass;
-  static constexpr int kPitch = Config::pitch(kPanel);
-  // With swizzle the passes of a thread must agree in what decides the permutation, row % 8.
-  static_assert(Config::kThreads % kVectors == 0 && (Config::kShared != Shared::swizzle || kRowsPerPass % 8 == 0));
+  // The passes of a thread must agree in what decides the permutation, row % 8.
+  static_assert(Config::kThreads % kVectors == 0 && kRowsPerPass % 8 == 0);
   static_assert(kPanel == Columns || kRowsPerPass % Rows == 0 || Rows % kRowsPerPass == 0);
-  using Atom = std::conditional_t<
-      Config::kShared == Shared::swizzle,
-      decltype(cute::composition(
-          cute::Swizzle<kPanel == 64   ? 3
-                        : kPanel == 32 ? 2
-                                       : 1,
-                        3, 3>{},
-          cute::Layout<cute::Shape<cute::_8, cute::Int<kPanel>>, cute::Stride<cute::Int<kPanel>, cute::_1>>{})),
-      cute::Layout<cute::Shape<cute::Int<Rows>, cute::Int<kPanel>>, cute::Stride<cute::Int<kPitch>, cute::_1>>>;
+
+  // Eight rows of a panel as (rows, columns), and the same as (columns, rows).
+  using Permutation = cute::Swizzle<kPanel == 64 ? 3 : kPanel == 32 ? 2 : 1, 3, 3>;
+  using Width = cute::Int<kPanel>;
+  using Atom = decltype(cute::composition(Permutation{},
+                                          cute::Layout<cute::Shape<cute::_8, Width>, cute::Stride<Width, cute::_1>>{}));
+  using AtomT = decltype(cute::composition(
+      Permutation{}, cute::Layout<cute::Shape<Width, cute::_8>, cute::Stride<cute::_1, Width>>{}));
 
   // This thread's first row, of those of all panels, and column within its panel; and what pass `pass` adds to its row
   // and column in memory.
@@ -113,11 +98,7 @@ struct OperandTile {
   static constexpr bool kUneven = kAllRows % kRowsPerPass != 0;  // the last pass is not every thread's
 
   __device__ __forceinline__ static T* slot(T* target) {
-    const Atom atom;
-    if constexpr (Config::kShared == Shared::swizzle) {
-      return target + atom(first() % 8, threadIdx.x % kVectors * 8) + first() / 8 * 8 * kPanel;
-    }
-    return target + first() * kPitch + threadIdx.x % kVectors * 8;
+    return target + Atom{}(first() % 8, threadIdx.x % kVectors * 8) + first() / 8 * 8 * kPanel;
   }
 
   // Passes [begin, end) of copying a tile that along K is inside the matrix: those whose row (column) is less than
@@ -132,7 +113,7 @@ struct OperandTile {
     for (int pass = begin; pass < end && pass < kPasses; ++pass) {
       bool copied = left > (kLimitsRows ? row_step(pass) : column_step(pass));
       if (kUneven) copied = copied && first() + pass * kRowsPerPass < kAllRows;
-      ptx::cp_async_16_if(copied, to + pass * kRowsPerPass * kPitch,
+      ptx::cp_async_16_if(copied, to + pass * kRowsPerPass * kPanel,
                           source + row_step(pass) * pitch + column_step(pass));
     }
   }
@@ -148,9 +129,9 @@ struct OperandTile {
       const int left = row < rows ? min(max(columns - column, 0), 8) : 0;
       const T* from = source + row_step(pass) * pitch + column_step(pass);  // not read from where left is 0
       if constexpr (Config::kVector == 8) {
-        ptx::cp_async_16(to + pass * kRowsPerPass * kPitch, from, left * 2);
+        ptx::cp_async_16(to + pass * kRowsPerPass * kPanel, from, left * 2);
       } else {
-        ptx::copy_narrow(to + pass * kRowsPerPass * kPitch, from, left, width);
+        ptx::copy_narrow(to + pass * kRowsPerPass * kPanel, from, left, width);
       }
     }
   }
@@ -169,19 +150,7 @@ struct MultistageTypes {
     if constexpr (kMajorK) {
       return tile_to_shape(typename Tile::Atom{}, shape, Step<_1, _2, _3>{});
     } else {
-      // The atom as (columns, rows): N is contiguous.
-      using Panel = cute::Int<Tile::kPanel>;
-      if constexpr (Config::kShared == Shared::swizzle) {
-        const auto atom = composition(Swizzle<Tile::kPanel == 64   ? 3
-                                              : Tile::kPanel == 32 ? 2
-                                                                   : 1,
-                                              3, 3>{},
-                                      cute::Layout<cute::Shape<Panel, _8>, Stride<_1, Panel>>{});
-        return tile_to_shape(atom, shape, Step<_2, _1, _3>{});
-      } else {
-        return tile_to_shape(cute::Layout<cute::Shape<Panel, Int<Config::BK>>, Stride<_1, Int<Tile::kPitch>>>{}, shape,
-                             Step<_2, _1, _3>{});
-      }
+      return tile_to_shape(typename Tile::AtomT{}, shape, Step<_2, _1, _3>{});
     }
   }
 
@@ -405,38 +374,12 @@ __device__ __forceinline__ void store_tile(Accumulator& accumulator, uint8_t* sm
       for (int i = 0; i < 4; ++i) packed[i] = pack<T>(sum[2 * i], sum[2 * i + 1]);
       store_vector<Config>(packed, params, first_row + r, first_column + c);
     }
-    return;
-  }
-  const auto pair_of = [&](int i) { return pack<T>(float(accumulator(i)), float(accumulator(i + 1))); };
-  if constexpr (Config::kWarpsK == 1 && Config::kEpilogue == Epilogue::registers) {
+  } else {
+    T* const staging = reinterpret_cast<T*>(smem);
 #pragma unroll
     for (int i = 0; i < size(accumulator); i += 2) {
-      const int row = first_row + get<0>(places(i)), column = first_column + get<1>(places(i));
-      if (row >= params.m || column >= params.n) continue;
-      uint16_t* const c = static_cast<uint16_t*>(params.c) + row * params.ldc + column;
-      const uint32_t pair = pair_of(i);
-      if (Config::kVector == 8 || (params.width_c >= 2 && column + 2 <= params.n)) {
-        *reinterpret_cast<uint32_t*>(c) = pair;
-      } else {
-        c[0] = static_cast<uint16_t>(pair);
-        if (column + 1 < params.n) c[1] = static_cast<uint16_t>(pair >> 16);
-      }
-    }
-  } else if constexpr (Config::kWarpsK == 1) {
-    T* const staging = reinterpret_cast<T*>(smem);
-    const auto slot = [&](int i) {
-      return reinterpret_cast<uint32_t*>(staging + get<0>(places(i)) * Config::kPitchC + get<1>(places(i)));
-    };
-    if constexpr (Config::kEpilogue == Epilogue::tensor) {
-      uint32_t converted[decltype(size(accumulator))::value / 2];
-#pragma unroll
-      for (int i = 0; i < size(accumulator); i += 2) converted[i / 2] = pair_of(i);
-      __syncthreads();  // keeps the tensor a tensor: without it the compiler fuses both loops
-#pragma unroll
-      for (int i = 0; i < size(accumulator); i += 2) *slot(i) = converted[i / 2];
-    } else {
-#pragma unroll
-      for (int i = 0; i < size(accumulator); i += 2) *slot(i) = pair_of(i);
+      T* const slot = staging + get<0>(places(i)) * Config::kPitchC + get<1>(places(i));
+      *reinterpret_cast<uint32_t*>(slot) = pack<T>(float(accumulator(i)), float(accumulator(i + 1)));
     }
     __syncthreads();
     for (int vector = threadIdx.x; vector < Config::BM * kVectors; vector += Config::kThreads) {

@@ -65,7 +65,7 @@ def _config(spec: KernelSpec) -> str:
     if spec.family == "direct":
         return f"DirectConfig<{spec.dtype}, {tile}, {spec.chunks}, {warps}>"
     if spec.family == "multistage":
-        choices = f"Shared::{spec.shared}, {spec.prefetch}, Copies::{spec.copies}, Epilogue::{spec.epilogue}"
+        choices = f"{spec.prefetch}, Copies::{spec.copies}"
         head = f"MultistageConfig<DType::{spec.dtype}, {tile}, {spec.bk}, {spec.stages}, {warps}"
         return f"{head}, {choices}, {_bool(spec.stream_k)}, {spec.vector}>"
     cluster = f"{spec.cluster_m}, {spec.cluster_n}, {spec.split}"

@@ -12,36 +12,33 @@ from cudal2.spec import DTYPES, LAYOUTS, MAX_SMEM, KernelSpec
 # One line per tile: tile, stages, schedule and consumer warpgroups, then clusters MxN or MxNkSPLIT that share or split.
 _SM90 = """
 64x16x128  s8  coop1  1x1 1x1k2 1x1k4 1x1k8 1x1k16
-64x32x64   s6  coop1  1x1 1x1k4
+64x32x64   s6  coop1  1x1
 64x32x128  s6  coop1  1x1k2 1x1k4 1x1k8
 64x48x64   s10 coop1  1x1
 64x64x64   s6  coop1  1x1 1x1k2 1x1k4
-64x64x64   s12 coop1  1x1 1x2 2x1
+64x64x64   s12 coop1  1x1 1x2
 64x64x128  s6  coop1  1x1 1x2 2x1 1x1k2 1x1k4 1x1k8
-64x80x64   s8  coop1  1x1 2x1
-64x96x64   s8  coop1  1x1 1x2 2x1
-64x160x64  s6  coop1  1x1 2x1
+64x80x64   s8  coop1  1x1
+64x96x64   s8  coop1  1x1 1x2
 64x192x64  s6  coop1  1x1 2x1
 64x96x64   s5  coop1  1x1
 64x128x64  s4  coop1  1x1 2x1 1x1k4 1x1k8 2x1k4
 64x128x64  s8  coop1  1x1 1x2 2x1 1x1k2 1x1k3 1x1k8 2x1k2
-64x128x128 s4  coop1  1x1 1x2 2x1 1x1k2
+64x128x128 s4  coop1  1x1 1x2 1x1k2
 64x256x64  s5  coop1  1x1 2x1
 64x128x64  s8  ping2  1x1 2x1
 64x192x64  s6  ping2  1x1 2x1
 64x256x64  s5  ping2  1x1 2x1
 128x64x64  s4  coop2  1x1 1x2 1x1k4
 128x64x64  s8  coop2  1x1 1x2 1x1k2 1x1k3 1x1k8
-128x64x128 s4  coop2  1x1 1x2 2x1 1x1k2
-128x80x64  s8  coop2  1x1 1x2
-128x96x64  s7  coop2  1x1 1x2 2x1
-128x208x64 s4  coop2  1x1 2x1
+128x64x128 s4  coop2  1x1 2x1
+128x96x64  s7  coop2  1x1 1x2
+128x208x64 s4  coop2  2x1
 128x224x64 s4  coop2  1x1 2x1
 128x128x64 s6  coop2  1x1 2x1 1x2 1x1k2 1x1k3 2x1k3 1x2k3
 128x192x64 s5  coop2  1x1 2x1 1x2
 128x256x64 s4  coop2  1x1 2x1 1x2
 128x64x64  s8  ping2  1x1 1x2
-128x96x64  s6  ping2  1x1 2x1
 128x112x64 s6  ping2  1x1
 128x128x64 s6  ping2  1x1 2x1 1x2
 128x144x64 s6  ping2  1x1 2x1
@@ -50,11 +47,10 @@ _SM90 = """
 128x192x64 s5  ping2  1x1 2x1 1x2
 256x64x64  s5  coop2  1x1
 256x128x64 s4  coop2  1x1 2x1 1x2
-256x96x64  s4  coop2  1x1 1x2
+256x96x64  s4  coop2  1x1
 256x160x64 s3  coop2  1x1 1x2
 256x192x64 s3  coop2  1x1 1x2
 192x64x64  s7  coop3  1x1 1x2
-192x96x64  s5  coop3  1x1 1x2
 192x128x64 s5  coop3  1x1 1x2
 192x192x64 s4  coop3  1x1
 """
@@ -62,7 +58,6 @@ _SM90 = """
 # Tile, stages, then warps along M x N, and those that split each BK. For Turing: elsewhere direct is faster.
 _WMMA = """
 16x32x64   s4 1x2k2
-32x32x64   s4 2x2k2
 """
 
 # Tile (BK: what is in flight at once), then warps along M x N, and those that take turns along K.
@@ -74,7 +69,7 @@ _DIRECT = """
 16x16x256  1x1k4 1x1k8
 16x16x512  1x1k8
 16x16x1024 1x1k16
-16x32x64   1x2k1 1x2k2
+16x32x64   1x2k2
 16x32x256  1x1k4
 16x32x512  1x1k8
 16x64x64   1x2k1 1x4k1
@@ -84,12 +79,14 @@ _DIRECT = """
 32x64x64   2x2k1
 """
 
-# Tile, stages, warps, then options (KernelSpec's, as in a name): pN prefetch, sk stream-K, any alignment.
+# Tile, stages, warps, then options (KernelSpec's, as in a name): p0 no prefetch, stagger or
+# spread copies, sk stream-K, any alignment.
 _MULTISTAGE = """
 16x64x64   s4 1x4k1
-32x32x64   s4 1x1k4 p0
+32x32x64   s4 1x2k2
 64x64x32   s4 2x2k1 sk any
-64x64x64   s4 2x2k1 sk
+64x64x64   s3 2x2k1 stagger
+64x64x64   s4 2x2k1 stagger sk
 64x128x64  s3 2x2k1 sk
 128x64x64  s3 2x2k1 sk
 128x128x32 s5 2x2k1
@@ -103,7 +100,7 @@ _MULTISTAGE = """
 
 # The same for f16acc16.
 _HALF_ACCUMULATION = """
-64x64x64   s4 2x2k1 sk
+64x64x64   s4 2x2k1 stagger sk
 128x128x32 s5 2x2k1
 128x256x32 s4 2x4k1
 """

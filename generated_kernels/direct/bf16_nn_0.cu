@@ -16,7 +16,6 @@ const KernelInfo kEntries[] = {
     direct_entry<DirectConfig<bf16, Layout::nn, 16, 16, 2, 1, 1, 8>>("direct_bf16_nn_16x16x512_w1x1k8"),
     direct_entry<DirectConfig<bf16, Layout::nn, 16, 32, 2, 1, 1, 4>>("direct_bf16_nn_16x32x256_w1x1k4"),
     direct_entry<DirectConfig<bf16, Layout::nn, 16, 32, 2, 1, 1, 8>>("direct_bf16_nn_16x32x512_w1x1k8"),
-    direct_entry<DirectConfig<bf16, Layout::nn, 16, 32, 2, 1, 2, 1>>("direct_bf16_nn_16x32x64_w1x2k1"),
     direct_entry<DirectConfig<bf16, Layout::nn, 16, 32, 1, 1, 2, 2>>("direct_bf16_nn_16x32x64_w1x2k2"),
     direct_entry<DirectConfig<bf16, Layout::nn, 32, 16, 2, 1, 1, 8>>("direct_bf16_nn_32x16x512_w1x1k8"),
     direct_entry<DirectConfig<bf16, Layout::nn, 16, 64, 2, 1, 2, 1>>("direct_bf16_nn_16x64x64_w1x2k1"),

@@ -5,10 +5,10 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
-    multistage_entry<MultistageConfig<DType::bf16, Layout::nn, 128, 64, 64, 3, 2, 2, 1, Shared::swizzle, 1, Copies::early, Epilogue::direct, true, 8>>("multistage_bf16_nn_128x64x64_s3_w2x2k1_sk"),
-    multistage_entry<MultistageConfig<DType::bf16, Layout::nn, 64, 128, 64, 3, 2, 2, 1, Shared::swizzle, 1, Copies::early, Epilogue::direct, true, 8>>("multistage_bf16_nn_64x128x64_s3_w2x2k1_sk"),
-    multistage_entry<MultistageConfig<DType::bf16, Layout::nn, 128, 128, 32, 4, 2, 4, 1, Shared::swizzle, 1, Copies::early, Epilogue::direct, true, 8>>("multistage_bf16_nn_128x128x32_s4_w2x4k1_sk"),
-    multistage_entry<MultistageConfig<DType::bf16, Layout::nn, 128, 128, 32, 5, 2, 2, 1, Shared::swizzle, 1, Copies::early, Epilogue::direct, false, 8>>("multistage_bf16_nn_128x128x32_s5_w2x2k1"),
+    multistage_entry<MultistageConfig<DType::bf16, Layout::nn, 64, 64, 64, 4, 2, 2, 1, 1, Copies::stagger, true, 8>>("multistage_bf16_nn_64x64x64_s4_w2x2k1_stagger_sk"),
+    multistage_entry<MultistageConfig<DType::bf16, Layout::nn, 128, 64, 64, 3, 2, 2, 1, 1, Copies::early, true, 8>>("multistage_bf16_nn_128x64x64_s3_w2x2k1_sk"),
+    multistage_entry<MultistageConfig<DType::bf16, Layout::nn, 64, 128, 64, 3, 2, 2, 1, 1, Copies::early, true, 8>>("multistage_bf16_nn_64x128x64_s3_w2x2k1_sk"),
+    multistage_entry<MultistageConfig<DType::bf16, Layout::nn, 128, 128, 32, 4, 2, 4, 1, 1, Copies::early, true, 8>>("multistage_bf16_nn_128x128x32_s4_w2x4k1_sk"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

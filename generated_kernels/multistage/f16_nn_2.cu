@@ -5,10 +5,10 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
-    multistage_entry<MultistageConfig<DType::f16, Layout::nn, 160, 128, 32, 4, 2, 4, 1, Shared::swizzle, 1, Copies::early, Epilogue::direct, false, 8>>("multistage_f16_nn_160x128x32_s4_w2x4k1"),
-    multistage_entry<MultistageConfig<DType::f16, Layout::nn, 128, 256, 32, 4, 2, 4, 1, Shared::swizzle, 1, Copies::early, Epilogue::direct, false, 8>>("multistage_f16_nn_128x256x32_s4_w2x4k1"),
-    multistage_entry<MultistageConfig<DType::f16, Layout::nn, 128, 256, 64, 3, 2, 4, 1, Shared::swizzle, 1, Copies::early, Epilogue::direct, false, 8>>("multistage_f16_nn_128x256x64_s3_w2x4k1"),
-    multistage_entry<MultistageConfig<DType::f16, Layout::nn, 256, 128, 32, 4, 4, 2, 1, Shared::swizzle, 1, Copies::early, Epilogue::direct, false, 8>>("multistage_f16_nn_256x128x32_s4_w4x2k1"),
+    multistage_entry<MultistageConfig<DType::f16, Layout::nn, 128, 128, 32, 5, 2, 2, 1, 1, Copies::early, false, 8>>("multistage_f16_nn_128x128x32_s5_w2x2k1"),
+    multistage_entry<MultistageConfig<DType::f16, Layout::nn, 160, 128, 32, 4, 2, 4, 1, 1, Copies::early, false, 8>>("multistage_f16_nn_160x128x32_s4_w2x4k1"),
+    multistage_entry<MultistageConfig<DType::f16, Layout::nn, 128, 256, 32, 4, 2, 4, 1, 1, Copies::early, false, 8>>("multistage_f16_nn_128x256x32_s4_w2x4k1"),
+    multistage_entry<MultistageConfig<DType::f16, Layout::nn, 128, 256, 64, 3, 2, 4, 1, 1, Copies::early, false, 8>>("multistage_f16_nn_128x256x64_s3_w2x4k1"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

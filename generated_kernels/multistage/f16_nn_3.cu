@@ -5,7 +5,8 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
-    multistage_entry<MultistageConfig<DType::f16, Layout::nn, 256, 128, 64, 3, 4, 2, 1, Shared::swizzle, 1, Copies::early, Epilogue::direct, false, 8>>("multistage_f16_nn_256x128x64_s3_w4x2k1"),
+    multistage_entry<MultistageConfig<DType::f16, Layout::nn, 256, 128, 32, 4, 4, 2, 1, 1, Copies::early, false, 8>>("multistage_f16_nn_256x128x32_s4_w4x2k1"),
+    multistage_entry<MultistageConfig<DType::f16, Layout::nn, 256, 128, 64, 3, 4, 2, 1, 1, Copies::early, false, 8>>("multistage_f16_nn_256x128x64_s3_w4x2k1"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

@@ -5,10 +5,10 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
-    multistage_entry<MultistageConfig<DType::f16, Layout::tn, 16, 64, 64, 4, 1, 4, 1, Shared::swizzle, 1, Copies::early, Epilogue::direct, false, 8>>("multistage_f16_tn_16x64x64_s4_w1x4k1"),
-    multistage_entry<MultistageConfig<DType::f16, Layout::tn, 32, 32, 64, 4, 1, 1, 4, Shared::swizzle, 0, Copies::early, Epilogue::direct, false, 8>>("multistage_f16_tn_32x32x64_s4_w1x1k4_p0"),
-    multistage_entry<MultistageConfig<DType::f16, Layout::tn, 64, 64, 32, 4, 2, 2, 1, Shared::swizzle, 1, Copies::early, Epilogue::direct, true, 1>>("multistage_f16_tn_64x64x32_s4_w2x2k1_sk_any"),
-    multistage_entry<MultistageConfig<DType::f16, Layout::tn, 64, 64, 64, 4, 2, 2, 1, Shared::swizzle, 1, Copies::early, Epilogue::direct, true, 8>>("multistage_f16_tn_64x64x64_s4_w2x2k1_sk"),
+    multistage_entry<MultistageConfig<DType::f16, Layout::tn, 16, 64, 64, 4, 1, 4, 1, 1, Copies::early, false, 8>>("multistage_f16_tn_16x64x64_s4_w1x4k1"),
+    multistage_entry<MultistageConfig<DType::f16, Layout::tn, 32, 32, 64, 4, 1, 2, 2, 1, Copies::early, false, 8>>("multistage_f16_tn_32x32x64_s4_w1x2k2"),
+    multistage_entry<MultistageConfig<DType::f16, Layout::tn, 64, 64, 32, 4, 2, 2, 1, 1, Copies::early, true, 1>>("multistage_f16_tn_64x64x32_s4_w2x2k1_sk_any"),
+    multistage_entry<MultistageConfig<DType::f16, Layout::tn, 64, 64, 64, 3, 2, 2, 1, 1, Copies::stagger, false, 8>>("multistage_f16_tn_64x64x64_s3_w2x2k1_stagger"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

@@ -5,18 +5,18 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
-    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 160, 64, 5, 1, 1, 1, true, 2>>("sm90_bf16_nn_128x160x64_s5_c1x1_ping2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 160, 64, 5, 2, 1, 1, true, 2>>("sm90_bf16_nn_128x160x64_s5_c2x1_ping2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 176, 64, 5, 1, 1, 1, true, 2>>("sm90_bf16_nn_128x176x64_s5_c1x1_ping2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 176, 64, 5, 1, 2, 1, true, 2>>("sm90_bf16_nn_128x176x64_s5_c1x2_ping2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 176, 64, 5, 2, 1, 1, true, 2>>("sm90_bf16_nn_128x176x64_s5_c2x1_ping2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 192, 64, 5, 1, 1, 1, false, 2>>("sm90_bf16_nn_128x192x64_s5_c1x1_coop2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 192, 64, 5, 1, 1, 1, true, 2>>("sm90_bf16_nn_128x192x64_s5_c1x1_ping2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 192, 64, 5, 1, 2, 1, false, 2>>("sm90_bf16_nn_128x192x64_s5_c1x2_coop2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 192, 64, 5, 1, 2, 1, true, 2>>("sm90_bf16_nn_128x192x64_s5_c1x2_ping2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 192, 64, 5, 2, 1, 1, false, 2>>("sm90_bf16_nn_128x192x64_s5_c2x1_coop2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 192, 64, 5, 2, 1, 1, true, 2>>("sm90_bf16_nn_128x192x64_s5_c2x1_ping2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 192, 128, 64, 5, 1, 1, 1, false, 3>>("sm90_bf16_nn_192x128x64_s5_c1x1_coop3"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 224, 64, 4, 2, 1, 1, false, 2>>("sm90_bf16_nn_128x224x64_s4_c2x1_coop2"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 256, 64, 4, 1, 1, 1, false, 2>>("sm90_bf16_nn_128x256x64_s4_c1x1_coop2"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 256, 64, 4, 1, 2, 1, false, 2>>("sm90_bf16_nn_128x256x64_s4_c1x2_coop2"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 256, 64, 4, 2, 1, 1, false, 2>>("sm90_bf16_nn_128x256x64_s4_c2x1_coop2"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 256, 128, 64, 4, 1, 1, 1, false, 2>>("sm90_bf16_nn_256x128x64_s4_c1x1_coop2"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 256, 128, 64, 4, 1, 2, 1, false, 2>>("sm90_bf16_nn_256x128x64_s4_c1x2_coop2"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 256, 128, 64, 4, 2, 1, 1, false, 2>>("sm90_bf16_nn_256x128x64_s4_c2x1_coop2"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 192, 192, 64, 4, 1, 1, 1, false, 3>>("sm90_bf16_nn_192x192x64_s4_c1x1_coop3"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 256, 160, 64, 3, 1, 1, 1, false, 2>>("sm90_bf16_nn_256x160x64_s3_c1x1_coop2"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 256, 160, 64, 3, 1, 2, 1, false, 2>>("sm90_bf16_nn_256x160x64_s3_c1x2_coop2"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 256, 192, 64, 3, 1, 1, 1, false, 2>>("sm90_bf16_nn_256x192x64_s3_c1x1_coop2"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 256, 192, 64, 3, 1, 2, 1, false, 2>>("sm90_bf16_nn_256x192x64_s3_c1x2_coop2"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

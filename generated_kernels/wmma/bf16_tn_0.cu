@@ -6,7 +6,6 @@ namespace {
 
 const KernelInfo kEntries[] = {
     wmma_entry<WmmaConfig<bf16, Layout::tn, 16, 32, 64, 4, 1, 2, 2>>("wmma_bf16_tn_16x32x64_s4_w1x2k2"),
-    wmma_entry<WmmaConfig<bf16, Layout::tn, 32, 32, 64, 4, 2, 2, 2>>("wmma_bf16_tn_32x32x64_s4_w2x2k2"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 
