@@ -25,9 +25,9 @@ from cudal2.spec import DTYPES, LAYOUTS, KernelSpec
 ROOT = Path(__file__).resolve().parents[2] / "generated_kernels" / "plans"
 
 OWN_PRODUCTS = 1 << 24
-"""The largest M*N*K that dispatch gives to the kernels which these cards can run, on the H200: there they are 1.31 times
-as fast as cuBLASLt-AutoTuning at 2^22, 1.18 at 2^24, 1.04 at 2^25 and 0.90 at 2^26 (benchmarks/results/h200/README.md):
-launch and latency, which all cards have in common. On a slower card arithmetic counts sooner: see `own_products`."""
+"""The largest M*N*K that dispatch would give to these cards' kernels on the H200: there they are 1.32 times as fast as
+cuBLASLt-AutoTuning at 2^22, 1.18 at 2^24, 1.04 at 2^25 and 0.90 at 2^26 (benchmarks/results/h200/README.md): launch and
+latency, which all cards have in common. On a slower card arithmetic counts sooner: see `own_products`."""
 
 ACC16_GAIN = 1.2
 """How many times faster than fp32 accumulation a f16acc16 plan must be predicted, for what it costs in accuracy."""
