@@ -119,8 +119,6 @@ def kernels(technique: str, base: Base, layout: str) -> dict[str, KernelSpec]:
 
 def _one_field(spec: KernelSpec, name: str) -> Iterator[KernelSpec]:
     yield spec
-    if name == "epilogue" and spec.warps_k > 1:  # these kernels have one epilogue, that adds the warps' sums up
-        return
     for value in FIELDS[name]:
         other = replace(spec, **{name: value})
         if other != spec and _valid(other):

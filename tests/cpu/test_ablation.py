@@ -55,10 +55,8 @@ def test_every_technique_has_something_to_compare_on_sixty_shapes(technique: str
 
 
 def test_one_field_changes_at_a_time() -> None:
-    assert list(ablation.kernels("prefetch", LARGE, "tn")) == ["1", "0", "2", "3"]
-    assert list(ablation.kernels("prefetch", MIDDLE, "tn")) == ["1", "0"]  # two steps to a block
-    assert list(ablation.kernels("prefetch", TINY, "tn")) == ["0"]
-    assert list(ablation.kernels("epilogue", TINY, "tn")) == ["direct"]
+    assert list(ablation.kernels("prefetch", LARGE, "tn")) == ["1", "0"]
+    assert list(ablation.kernels("copies", TINY, "tn")) == ["early", "stagger", "spread"]
     assert list(ablation.kernels("stream_k", MIDDLE, "nn")) == ["with", "without"]
     raced = ablation.candidates("stream_k", MIDDLE, "nn", Shape(128, 128, 8192), SLOTS)
     assert {candidate.knobs.split for candidate in raced.values()} == {1}  # not every one of them could split
@@ -97,15 +95,15 @@ def test_shapes_suit_the_base() -> None:
 
 
 def test_emit_writes_what_the_library_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert ablation.main(["--emit", str(tmp_path), "--techniques", "shared,tile", "--layout", "nn"]) == 0
+    assert ablation.main(["--emit", str(tmp_path), "--techniques", "copies,tile", "--layout", "nn"]) == 0
     text = "".join(path.read_text() for path in tmp_path.rglob("*.cu"))
     names = re.findall(r'"(multistage_[^"]+)"', text)
-    assert sorted(names) == sorted(s.name for s in ablation.extra_kernels(["shared", "tile"], ["nn"]))
+    assert sorted(names) == sorted(s.name for s in ablation.extra_kernels(["copies", "tile"], ["nn"]))
     assert f"{len(names)} kernels" in capsys.readouterr().out
     assert {path.parent.name for path in tmp_path.rglob("*.*")} == {"multistage"}
     assert not set(names) & {spec.name for spec in space.compiled()}
-    assert "multistage_f16_nn_256x128x64_s3_w4x2k1_pad" in names
-    assert emit.write(tmp_path, ablation.extra_kernels(["shared", "tile"], ["nn"])) == []
+    assert "multistage_f16_nn_256x128x64_s3_w4x2k1_stagger" in names
+    assert emit.write(tmp_path, ablation.extra_kernels(["copies", "tile"], ["nn"])) == []
 
 
 def test_emit_leaves_the_library_s_own_kernels_alone(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,14 +182,14 @@ def _run(tmp_path: Path, *options: str) -> tuple[int, list[dict[str, str]], str]
 
 
 def test_run_writes_a_row_for_each_variant(gpu: FakeGpu, tmp_path: Path) -> None:
-    padded = "multistage_f16_tn_64x64x64_s4_w2x2k1_pad_sk"
-    gpu.us = {space.multistage(SMALL.line).name: 2.0, padded: 4.0}
-    gpu.occupancy = lambda name, *_: {"ctas_per_sm": 1, "local_bytes": 8 * (name == padded)}  # type: ignore
+    spread = "multistage_f16_tn_64x64x64_s4_w2x2k1_spread_sk"
+    gpu.us = {space.multistage(SMALL.line).name: 2.0, spread: 4.0}
+    gpu.occupancy = lambda name, *_: {"ctas_per_sm": 1, "local_bytes": 8 * (name == spread)}  # type: ignore
     code, rows, text = _run(tmp_path, "--layout", "tn")
     assert code == 0
     assert {row["technique"] for row in rows} == set(TECHNIQUES)
-    (row,) = [row for row in rows if row["kernel"] == padded and row["k"] == "512"]
-    assert (row["variant"], row["instead_of"], row["base"], row["layout"]) == ("pad", "swizzle", SMALL.line, "tn")
+    (row,) = [row for row in rows if row["kernel"] == spread and row["k"] == "512"]
+    assert (row["variant"], row["instead_of"], row["base"], row["layout"]) == ("spread", "early", SMALL.line, "tn")
     assert (float(row["us"]), float(row["base_us"])) == (4.0, 2.0)
     assert "split=4" in row["knobs"]
     expected = {
@@ -199,7 +197,7 @@ def test_run_writes_a_row_for_each_variant(gpu: FakeGpu, tmp_path: Path) -> None
         "wrong": "none",
         "left_out": "nothing",
         "not_built": "none",
-        "spills": f"{padded} 8 bytes",
+        "spills": f"{spread} 8 bytes",
     }
     for key, value in expected.items():
         assert f"# {key}: {value}\n" in text
@@ -207,22 +205,22 @@ def test_run_writes_a_row_for_each_variant(gpu: FakeGpu, tmp_path: Path) -> None
 
 
 def test_a_wrong_kernel_is_reported_and_left_out(gpu: FakeGpu, tmp_path: Path) -> None:
-    gpu.wrong = {"multistage_f16_nn_64x64x64_s4_w2x2k1_plain_sk"}
-    code, rows, text = _run(tmp_path, "--techniques", "shared", "--layout", "nn")
+    gpu.wrong = {"multistage_f16_nn_64x64x64_s4_w2x2k1_spread_sk"}
+    code, rows, text = _run(tmp_path, "--techniques", "copies", "--layout", "nn")
     assert code == 1
     assert not any(row["kernel"] in gpu.wrong for row in rows)
-    assert "# wrong: multistage_f16_nn_64x64x64_s4_w2x2k1_plain_sk on 64,64,512" in text
+    assert "# wrong: multistage_f16_nn_64x64x64_s4_w2x2k1_spread_sk on 64,64,512" in text
 
 
 def test_what_is_not_built_or_has_no_time_is_reported(
     gpu: FakeGpu, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     built = gpu.kernels()
-    monkeypatch.setattr(gpu, "kernels", lambda: [kernel for kernel in built if "_pad" not in kernel["name"]])
-    _, rows, text = _run(tmp_path, "--techniques", "shared", "--layout", "nn")
-    assert {row["variant"] for row in rows} == {"plain"}
-    assert re.search("# not_built: .*multistage_f16_nn_64x64x64_s4_w2x2k1_pad_sk", text)
-    _, rows, text = _run(tmp_path, "--techniques", "shared", "--layout", "nn", "--budget-seconds", "-1")
+    monkeypatch.setattr(gpu, "kernels", lambda: [kernel for kernel in built if "_spread" not in kernel["name"]])
+    _, rows, text = _run(tmp_path, "--techniques", "copies", "--layout", "nn")
+    assert {row["variant"] for row in rows} == {"stagger"}
+    assert re.search("# not_built: .*multistage_f16_nn_64x64x64_s4_w2x2k1_spread_sk", text)
+    _, rows, text = _run(tmp_path, "--techniques", "copies", "--layout", "nn", "--budget-seconds", "-1")
     assert rows == []
     assert f"{MIDDLE.line}: 3 problems" in text
 
@@ -238,10 +236,10 @@ def test_without_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFi
 
 def _synthetic(path: Path) -> Path:
     lines = ["# gpu: NVIDIA H200", ",".join(ablation_report.COLUMNS)]
-    for layout, k, pad, plain in (("nn", 64, 20.0, 10.1), ("tn", 64, 5.0, 40.0), ("nn", 16384, 10.0, 40.0)):
+    for layout, k, stagger, spread in (("nn", 64, 20.0, 10.1), ("tn", 64, 5.0, 40.0), ("nn", 16384, 10.0, 40.0)):
         shape = f"2048,2048,{k}"
-        lines.append(f'shared,{SMALL.line},{layout},pad,swizzle,{shape},{pad},10.0,kernel,"knobs"')
-        lines.append(f'shared,{SMALL.line},{layout},plain,swizzle,{shape},{plain},10.0,kernel,"knobs"')
+        lines.append(f'copies,{SMALL.line},{layout},stagger,early,{shape},{stagger},10.0,kernel,"knobs"')
+        lines.append(f'copies,{SMALL.line},{layout},spread,early,{shape},{spread},10.0,kernel,"knobs"')
     lines.append(f"noise,{TINY.line},nn,again,once,64,64,64,2.0,2.02,kernel,knobs")
     path.write_text("\n".join(lines) + "\n# clocks: SM 1980 MHz\n")
     return path
@@ -253,10 +251,10 @@ def test_report(tmp_path: Path) -> None:
     assert ablation.main(["--report", str(source), "--out", str(tmp_path / "report")]) == 0
     text = (tmp_path / "report" / "ablation.md").read_text()
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    pad = ["shared", f"`{SMALL.line}`", "pad", "swizzle", "3", "**1.000**", "33%", "33%", "0.707", "2.000"]
+    stagger = ["copies", f"`{SMALL.line}`", "stagger", "early", "3", "**1.000**", "33%", "33%", "0.707", "2.000"]
     sizes = ["", "", "1.000", "", "1.000"]  # 2^28 and 2^36
-    assert [*pad, *sizes, "2.00 at 2048,2048,64 tn", "0.50 at 2048,2048,64 nn"] in rows
-    assert ["shared", ablation_report.CHOICE, "swizzle", "3", "**1.260**", "33%", "0%"] in rows
+    assert [*stagger, *sizes, "2.00 at 2048,2048,64 tn", "0.50 at 2048,2048,64 nn"] in rows
+    assert ["copies", ablation_report.CHOICE, "early", "3", "**1.260**", "33%", "0%"] in rows
     assert ["noise", "again", "once", "1", "**1.010**", "0%", "0%"] in rows
     assert "- clocks: SM 1980 MHz" in text
     assert (tmp_path / "report" / "ablation.png").read_bytes().startswith(b"\x89PNG")
