@@ -21,6 +21,8 @@ _ASK_PYTHON = (
 _GIB_PER_JOB = 2.5
 """Memory that one nvcc process may take at its peak."""
 
+OWN_TOOLS = "Without build isolation the build's own tools come first: pip install ninja pybind11 nvidia-cutlass"
+
 
 @dataclass(frozen=True)
 class Interpreter:
@@ -56,9 +58,7 @@ def find_ninja(env: Mapping[str, str] = os.environ) -> str:
             return str(packaged)
     on_path = shutil.which("ninja", path=env.get("PATH", ""))
     if not on_path:
-        raise BuildError(
-            "no ninja. Without build isolation the build's own tools come first: pip install ninja pybind11"
-        )
+        raise BuildError(f"no ninja. {OWN_TOOLS}")
     return on_path
 
 
@@ -71,13 +71,19 @@ def package_folder(package: str, *parts: str) -> Path | None:
     return None
 
 
+def cutlass_include() -> Path:
+    """CUTLASS's headers, CuTe among them. Raises BuildError if they are not installed."""
+    folder = package_folder("cutlass_library", "source", "include")
+    if folder is None:
+        raise BuildError(f"no CUTLASS headers (cute/tensor.hpp). {OWN_TOOLS}")
+    return folder
+
+
 def pybind11_include() -> Path:
     """pybind11's headers. Raises BuildError if it is not installed."""
     folder = package_folder("pybind11", "include")
     if folder is None:
-        raise BuildError(
-            "no pybind11. Without build isolation the build's own tools come first: pip install ninja pybind11"
-        )
+        raise BuildError(f"no pybind11. {OWN_TOOLS}")
     return folder
 
 

@@ -52,7 +52,7 @@ def look_around(root: Path, env: Mapping[str, str] = os.environ) -> ninja_file.S
         interpreters=tuple(host.interpreters(env)),
         archs=tuple(archs),
         toolkit=toolkit,
-        cutlass=host.package_folder("cutlass_library", "source", "include"),
+        cutlass=host.cutlass_include() if toolkit else None,
         why_fallback="" if toolkit else cuda.not_found_message(env),
         extra_kernels=Path(extra).resolve() if extra else None,
     )
