@@ -92,11 +92,13 @@ AtenTensorHandle allocate_product(const View& a, int64_t n) {
   return allocate(a, sizes, a.rank);
 }
 
-AtenTensorHandle run_into_new(const Plan& plan, const View& a, GemmArgs* args) {
+// Puts a new tensor with the product into `stack`; false where run() is.
+bool run_into_new(const Plan& plan, const View& a, GemmArgs* args, StableIValue* stack) {
   Owned out(allocate_product(a, args->n));
   args->c = mutable_data(out.get());
-  run(*plan.kernel, plan.knobs, *args, a.device);
-  return to<AtenTensorHandle>(out.release());
+  if (!run(*plan.kernel, plan.knobs, *args, a.device)) return false;
+  stack[0] = out.release();
+  return true;
 }
 
 // Ops -----------------------------------------------------------------------------------------------------------------
@@ -153,7 +155,7 @@ void matmul_forward(StableIValue* stack, uint64_t, uint64_t) {
     plan = plan_product<mode>(va, vb, {vb.sizes[0], vb.sizes[1], vb.strides[0], vb.strides[1]}, &args);
     if (mode == Mode::eager && plan == nullptr) defer_unplanned(va, vb.sizes[1], vb.sizes[0]);
   }
-  stack[0] = plan != nullptr ? boxed(run_into_new(*plan, va, &args)) : torch_matmul(a, b, va, vb);
+  if (plan == nullptr || !run_into_new(*plan, va, &args, stack)) stack[0] = torch_matmul(a, b, va, vb);
 }
 
 // linear_forward(Tensor input, Tensor weight, Tensor? bias) -> Tensor; linear_eager and linear_acc16 alike
@@ -178,10 +180,7 @@ void linear_forward(StableIValue* stack, uint64_t, uint64_t) {
       plan = nullptr;
     }
   }
-  if (plan != nullptr) {
-    stack[0] = boxed(run_into_new(*plan, vi, &args));
-    return;
-  }
+  if (plan != nullptr && run_into_new(*plan, vi, &args, stack)) return;
   last_path_run = kTorch;
   if (vi.rank == 0 || vw.rank == 0 || vi.dtype != vw.dtype || vi.sizes[vi.rank - 1] != vw.sizes[vw.rank - 1]) {
     defer_error("aten::linear");
@@ -213,8 +212,7 @@ void matmul_into(StableIValue* stack, uint64_t, uint64_t) {
     args.c = mutable_data(vo.handle);
     plan = plan_product<Mode::forward>(va, vb, {vb.sizes[0], vb.sizes[1], vb.strides[0], vb.strides[1]}, &args);
   }
-  const bool ours = plan != nullptr && !out_overlaps_inputs(args);
-  if (ours) run(*plan->kernel, plan->knobs, args, va.device);
+  const bool ours = plan != nullptr && !out_overlaps_inputs(args) && run(*plan->kernel, plan->knobs, args, va.device);
   if (!ours) last_path_run = kTorch;
   stack[0] = boxed(ours);
 }

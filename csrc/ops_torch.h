@@ -6,6 +6,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include <cstring>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -172,13 +173,16 @@ inline bool fold(const View& tensor, Rows* folded) {
 
 // Running -------------------------------------------------------------------------------------------------------------
 
-inline void run(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args, int device) {
+// False: there is no memory for the workspace that the launch takes. torch, which can free its cache, may go on.
+inline bool run(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args, int device) {
   void* stream = current_stream(device);
   std::optional<DeviceScope> scope;
   if (current_device() != device) scope.emplace(device);
   const char* error = launch(kernel, knobs, args, device, stream);
+  if (error != nullptr && std::strcmp(error, "out of memory") == 0) return false;  // as CUDA has it
   if (error != nullptr) throw std::runtime_error(std::string("cudal2: launch of ") + kernel.name + ": " + error);
   last_path_run = kernel.name;
+  return true;
 }
 
 inline bool overlap(const void* a, int64_t a_elements, const void* b, int64_t b_elements) {

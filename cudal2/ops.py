@@ -112,7 +112,7 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, accumul
         input: [..., K], any rank of at least 1.
         weight: [N, K].
         bias: [N], or None.
-        accumulate: as for :func:`matmul`. The bias is added in fp32 all the same.
+        accumulate: as for :func:`matmul`. With "fp16" the sum that the bias is added to, in fp32, is an fp16 one.
 
     Raises:
         RuntimeError: what F.linear raises; or that the plan table is malformed, naming file and row.

@@ -287,8 +287,9 @@ class KernelSpec:
         return self._copy_problem()
 
     def _copy_problem(self) -> str | None:
-        """multistage: whether the CTA's threads cover each operand's rows in whole passes."""
+        """multistage: whether the CTA's threads cover each operand's rows in whole passes, enough of them to spread."""
         nn = self.layout == "nn"
+        passes = 0
         for name, rows, columns in (
             ("A", self.bm, self.bk),
             ("B", self.bk if nn else self.bn, self.bn if nn else self.bk),
@@ -299,4 +300,8 @@ class KernelSpec:
                 return f"{self.threads} threads do not copy {name}'s rows of {panel} elements in whole passes"
             if panel != columns and per_pass % rows and rows % per_pass:
                 return f"{self.threads} threads do not divide {name}'s {rows} rows"
+            passes += -(-rows * columns // (8 * self.threads))
+        steps = self.bk // 16 // self.warps_k
+        if self.copies == "spread" and passes < steps:
+            return f"copies='spread': {passes} passes of copies do not spread over {steps} steps"
         return None

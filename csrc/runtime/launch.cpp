@@ -26,9 +26,15 @@ int64_t partial_bytes(const KernelInfo& kernel, int64_t sharing) {
   return sharing * 2 * kernel.bm * kernel.bn * static_cast<int64_t>(sizeof(float));
 }
 
+// What has been seen of a kernel, a bit per device: that it was prepared, and that its code, where it is of 9.0 or
+// later, has the waits that programmatic dependent launch relies on.
+struct Prepared {
+  std::atomic<uint64_t> devices{0}, waits{0};
+};
+
 // Loads the kernel on this device and raises its shared-memory limit, once. Loading is not a stream operation, but the
 // driver may allocate for it, so a capture in progress on this thread is told to allow that.
-cudaError_t prepare(const KernelInfo& kernel) {
+cudaError_t prepare(const KernelInfo& kernel, bool* waits) {
   cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
   cudaThreadExchangeStreamCaptureMode(&mode);
   cudaError_t error =
@@ -36,22 +42,29 @@ cudaError_t prepare(const KernelInfo& kernel) {
   if (error == cudaSuccess && cluster_size(kernel) > 8) {
     error = cudaFuncSetAttribute(kernel.function, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   }
+  cudaFuncAttributes attributes = {};
+  if (error == cudaSuccess) error = cudaFuncGetAttributes(&attributes, kernel.function);
+  *waits = attributes.ptxVersion >= 90;
   cudaThreadExchangeStreamCaptureMode(&mode);
   return error;
 }
 
 // prepare(), remembered per (kernel, device): a look-up and one load on the hot path.
-cudaError_t prepare_once(const KernelInfo& kernel, int device) {
+cudaError_t prepare_once(const KernelInfo& kernel, int device, bool* waits) {
   static auto prepared = [] {
-    std::unordered_map<const KernelInfo*, std::atomic<uint64_t>> map;  // its shape is fixed from here on
-    for (const KernelInfo* known : kernels()) map[known] = 0;
+    std::unordered_map<const KernelInfo*, Prepared> map;  // its shape is fixed from here on
+    for (const KernelInfo* known : kernels()) map[known];
     return map;
   }();
-  std::atomic<uint64_t>& devices = prepared.find(&kernel)->second;
+  Prepared& seen = prepared.find(&kernel)->second;
   const uint64_t bit = uint64_t{1} << (device % 64);
-  if (devices.load(std::memory_order_acquire) & bit) return cudaSuccess;
-  const cudaError_t error = prepare(kernel);
-  if (error == cudaSuccess) devices.fetch_or(bit, std::memory_order_release);
+  if (seen.devices.load(std::memory_order_acquire) & bit) {
+    *waits = (seen.waits.load(std::memory_order_relaxed) & bit) != 0;
+    return cudaSuccess;
+  }
+  const cudaError_t error = prepare(kernel, waits);
+  if (error == cudaSuccess && *waits) seen.waits.fetch_or(bit, std::memory_order_relaxed);
+  if (error == cudaSuccess) seen.devices.fetch_or(bit, std::memory_order_release);
   return error;
 }
 
@@ -170,14 +183,17 @@ const char* unsupported_knobs(const KernelInfo& kernel, const LaunchKnobs& knobs
 
 const char* launch(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args, int device, void* stream) {
   if (const char* reason = unsupported_knobs(kernel, knobs, args)) return reason;
-  cudaError_t error = prepare_once(kernel, device);
+  bool waits = false;
+  cudaError_t error = prepare_once(kernel, device, &waits);
+  LaunchKnobs allowed = knobs;
+  allowed.pdl = knobs.pdl && waits;
   LaunchContext context{stream, {}};
   WorkspaceLease lease;
   const int64_t sharing = sharing_ctas(kernel, knobs, args);
   if (error == cudaSuccess && sharing > 0) {
     error = lease.take(device, static_cast<cudaStream_t>(stream), partial_bytes(kernel, sharing), &context.workspace);
   }
-  if (error == cudaSuccess) error = static_cast<cudaError_t>(kernel.launch(kernel, knobs, args, context));
+  if (error == cudaSuccess) error = static_cast<cudaError_t>(kernel.launch(kernel, allowed, args, context));
   if (error == cudaSuccess) return nullptr;
   cudaGetLastError();  // ours to report: it must not surface in torch's next check
   return cudaGetErrorString(error);

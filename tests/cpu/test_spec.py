@@ -109,6 +109,7 @@ def test_direct_rules(change: dict[str, object], message: str) -> None:
         ({"vector": 4}, "1 or 8"),
         ({"prefetch": 4}, "prefetch=4"),
         ({"stream_k": True, "warps_k": 2}, "stream-K"),
+        ({"bm": 64, "bn": 32, "warps_m": 4, "layout": "tn", "copies": "spread"}, "3 passes of copies"),
         ({"bm": 256, "bn": 256, "bk": 32, "stages": 2}, "accumulator"),
         ({"bm": 32, "bn": 16, "bk": 64, "warps_m": 1, "warps_n": 1}, "whole passes"),
     ],
