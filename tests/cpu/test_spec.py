@@ -107,7 +107,7 @@ def test_direct_rules(change: dict[str, object], message: str) -> None:
         ({"stages": 8}, "shared memory"),
         ({"bm": 32, "bn": 32, "stages": 9}, "2 to 8"),
         ({"vector": 4}, "1 or 8"),
-        ({"prefetch": 4}, "prefetch=4"),
+        ({"prefetch": 2}, "prefetch=2; expected 0, or 1 where"),
         ({"stream_k": True, "warps_k": 2}, "stream-K"),
         ({"bm": 64, "bn": 32, "warps_m": 4, "layout": "tn", "copies": "spread"}, "3 passes of copies"),
         ({"bm": 256, "bn": 256, "bk": 32, "stages": 2}, "accumulator"),
