@@ -92,7 +92,7 @@ void gemm(const Tensor& a, const Tensor& b, const Tensor& out, const std::option
   require(reason == nullptr, "kernel='", kernel_name, "' cannot run M=", args.m, " N=", args.n, " K=", args.k, ": ",
           reason == nullptr ? "" : reason);
   require(!out_overlaps_inputs(args), "out shares memory with a or b");
-  require(args.bias == nullptr || !overlap(args.c, (args.m - 1) * args.ldc + args.n, args.bias, args.n),
+  require(args.bias == nullptr || !overlap(args.c, extent(args.m, args.n, args.ldc), args.bias, args.n),
           "out shares memory with bias");
   require(run(*kernel, knobs, args, va.device), "no memory for the workspace of ", kernel_name);
 }

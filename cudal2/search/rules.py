@@ -125,7 +125,7 @@ def _best(specs: list[KernelSpec], shape: Shape, machine: Machine) -> tuple[floa
     for spec in specs:
         slots = cost.usable_sms(spec, machine) * cost.ctas_per_sm(spec, machine)
         if spec.family == "direct" and math.prod(cost.tiles(spec, shape)) > slots:
-            continue  # the model does not bound it by the tensor cores' rate: trusted for one wave only
+            continue  # on a small L2 the model is too kind to small tiles: trusted for one wave only
         first = knobs.first(spec, shape, slots)
         # To the model a split through the workspace is like one of a cluster.
         us = cost.predict_us(replace(spec, split=first.split) if first.split > 1 else spec, shape, machine)
