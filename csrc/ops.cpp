@@ -7,6 +7,7 @@
 // They know nothing of autograd or autocast: cudal2/ops.py decides when to call them, and defines the public ops
 // matmul, matmul.out and linear on top.
 #include "ops_torch.h"
+#include "pdl.h"
 
 namespace cudal2::ops {
 namespace {
@@ -96,7 +97,7 @@ AtenTensorHandle allocate_product(const View& a, int64_t n) {
 bool run_into_new(const Plan& plan, const View& a, GemmArgs* args, StableIValue* stack) {
   Owned out(allocate_product(a, args->n));
   args->c = mutable_data(out.get());
-  if (!run(*plan.kernel, plan.knobs, *args, a.device)) return false;
+  if (!run(*plan.kernel, dispatched(plan.knobs), *args, a.device)) return false;
   stack[0] = out.release();
   return true;
 }
@@ -212,7 +213,8 @@ void matmul_into(StableIValue* stack, uint64_t, uint64_t) {
     args.c = mutable_data(vo.handle);
     plan = plan_product<Mode::forward>(va, vb, {vb.sizes[0], vb.sizes[1], vb.strides[0], vb.strides[1]}, &args);
   }
-  const bool ours = plan != nullptr && !out_overlaps_inputs(args) && run(*plan->kernel, plan->knobs, args, va.device);
+  const bool ours =
+      plan != nullptr && !out_overlaps_inputs(args) && run(*plan->kernel, dispatched(plan->knobs), args, va.device);
   if (!ours) last_path_run = kTorch;
   stack[0] = boxed(ours);
 }

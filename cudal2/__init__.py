@@ -4,6 +4,7 @@
     c = cudal2.matmul(a, b)                 # torch.matmul, tuned where there is a plan
     y = cudal2.linear(x, weight, bias)      # F.linear, likewise
     with cudal2.patch(model): ...           # every nn.Linear of the model through cudal2.linear
+    with cudal2.pdl(True): ...              # with programmatic dependent launch, where a plan gains by it
 
 `cudal2 info` on the command line says what this build can do on this machine.
 """
@@ -16,5 +17,16 @@ from cudal2 import registration as _registration  # noqa: F401  (tells torch abo
 from cudal2.native import last_path
 from cudal2.ops import linear, matmul
 from cudal2.patching import Patch, patch
+from cudal2.switches import PdlSwitch, pdl, pdl_enabled
 
-__all__ = ["Patch", "__version__", "last_path", "linear", "matmul", "patch"]
+__all__ = [
+    "Patch",
+    "PdlSwitch",
+    "__version__",
+    "last_path",
+    "linear",
+    "matmul",
+    "patch",
+    "pdl",
+    "pdl_enabled",
+]

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+import cudal2
 from cudal2 import plans, tools
 from cudal2.plans import Key, Plan, Table
 from cudal2.search import cost, rules
@@ -110,11 +111,19 @@ def _without_plan(table: Table, key: Key) -> list[str]:
 def _plan(plan: Plan) -> list[str]:
     faster = "cuBLAS, which measured faster here" if plan.us is not None else "cuBLAS, by the rules"
     runs = "this kernel" if plan.use == "own" else faster
-    return [
-        f"plan      {plan.kernel}, {plan.knobs}",
-        f"dispatch  runs {runs}",
-        f"kernel    {describe(plan.spec)}",
-    ]
+    found = [f"plan      {plan.kernel}, {plan.knobs}", f"dispatch  runs {runs}"]
+    if plan.use == "own":
+        found.append(f"pdl       {_pdl(plan)}")
+    return [*found, f"kernel    {describe(plan.spec)}"]
+
+
+def _pdl(plan: Plan) -> str:
+    """Whether dispatch launches the plan with programmatic dependent launch, and why."""
+    switch = "on" if cudal2.pdl_enabled() else "off"
+    if not plan.knobs.pdl:
+        return f"not used (the switch is {switch}): no measurement says that this kernel gains from it"
+    used = "used" if switch == "on" else "not used"
+    return f"{used}, since the switch is {switch}: back to back, this kernel gains from it"
 
 
 def describe(spec: KernelSpec) -> str:

@@ -1,4 +1,4 @@
-"""`cudal2 info`: the version, what was compiled, and for each GPU which plan table is in use."""
+"""`cudal2 info`: the version, what was compiled, which plan table each GPU uses, and whether PDL is on."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Print it. Returns 0."""
+    """Print it. Returns 0; raises ValueError where CUDAL2_PDL is neither 0 nor 1."""
     for line in lines():
         print(line)
     return 0
@@ -25,7 +25,8 @@ def run(options: argparse.Namespace) -> int:
 
 def lines() -> list[str]:
     """What `cudal2 info` prints."""
-    return [f"cudal2   {cudal2.__version__}", f"torch    {torch.__version__}", *_build(), *_tables(), *_devices()]
+    head = [f"cudal2   {cudal2.__version__}", f"torch    {torch.__version__}"]
+    return [*head, *_build(), *_tables(), _pdl(), *_devices()]
 
 
 def _build() -> list[str]:
@@ -53,8 +54,10 @@ def _table(table: plans.Table) -> str:
     if module is not None and not _has_code(module, table):
         return f"{planned}, none of the table's kernels are in this build"
     own = sum(plan.use == "own" for plan in table.plans.values())
+    gaining = sum(plan.use == "own" and plan.knobs.pdl for plan in table.plans.values())
+    pdl = f", {gaining} of them gain from PDL" if gaining else ""
     source = f", {plans.RULES}" if table.rules else ""
-    return f"{planned}, own kernel used on {own}{source}"
+    return f"{planned}, own kernel used on {own}{pdl}{source}"
 
 
 def _has_code(module: Any, table: plans.Table) -> bool:
@@ -62,6 +65,12 @@ def _has_code(module: Any, table: plans.Table) -> bool:
     planned = {plan.kernel for plan in table.plans.values()}
     arch = round(10 * float(table.header.get("arch", "0")))
     return module.compiled_for(arch) and any(kernel["name"] in planned for kernel in module.kernels())
+
+
+def _pdl() -> str:
+    if cudal2.pdl_enabled():
+        return "pdl      on: plans that gain from programmatic dependent launch use it"
+    return "pdl      off: no product launches with programmatic dependent launch (CUDAL2_PDL=1 or cudal2.pdl(True) do)"
 
 
 def _devices() -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,6 +63,26 @@ def test_explain_where_cublas_is_faster(table: Table, capsys: pytest.CaptureFixt
     assert "tiles run in groups of 8 along M" in out
     assert "cooperative, 1 consumer warpgroup, K split over 4 CTAs" in out
     assert "expected  9.00 µs" in out
+
+
+@pytest.mark.parametrize(
+    ("flag", "switch", "said"),
+    [
+        (True, True, "used, since the switch is on: back to back, this kernel gains from it"),
+        (True, False, "not used, since the switch is off: back to back, this kernel gains from it"),
+        (False, True, "not used (the switch is on): no measurement says that this kernel gains from it"),
+        (False, False, "not used (the switch is off): no measurement says that this kernel gains from it"),
+    ],
+)
+def test_explain_says_whether_pdl_is_used(flag: bool, switch: bool, said: str) -> None:
+    key = Key("f16", "tn", 64, 8192, 64)
+    plan = Plan(key, "sm90_f16_tn_64x64x64_s8_c1x1_coop1", Knobs(pdl=flag), us=2.0, torch_us=3.0)
+    with cudal2.pdl(switch):
+        out = explain.lines(Table({}, {key: plan}), key, "h200.csv")
+        cublas = explain.lines(Table({}, {key: replace(plan, use="cublas")}), key, "h200.csv")
+    assert f"pdl       {said}" in out
+    assert any(line.endswith(f"pdl={int(flag)}") for line in out)
+    assert not any(line.startswith("pdl") for line in cublas)
 
 
 def test_explain_without_a_plan_names_the_nearest(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
@@ -301,6 +322,18 @@ def test_info_lists_build_and_tables(table: Table, capsys: pytest.CaptureFixture
     assert f"cudal2   {cudal2.__version__}" in out
     assert f"torch    {torch.__version__}" in out
     assert "plans    h200.csv: NVIDIA H200, 2 shapes, own kernel used on 1" in out
+
+
+def test_info_says_whether_pdl_is_on_and_who_gains(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tools, "load", lambda: None)
+    table.plans = {key: replace(plan, knobs=replace(plan.knobs, pdl=True)) for key, plan in table.plans.items()}
+    plans.write(plans.directory() / "h200.csv", table)
+    said = "own kernel used on 1, 1 of them gain from PDL"
+    assert info._tables() == [f"plans    h200.csv: NVIDIA H200, 2 shapes, {said}"]
+    with cudal2.pdl(True):
+        assert "pdl      on: plans that gain from programmatic dependent launch use it" in info.lines()
+    with cudal2.pdl(False):
+        assert any(line.startswith("pdl      off: no product launches with") for line in info.lines())
 
 
 @pytest.mark.parametrize(
