@@ -44,16 +44,9 @@ def main(argv: list[str] | None = None) -> int:
         print("confirm: no GPU that this torch can use; it measures, so it needs one", file=sys.stderr)
         return 3
     try:
-        table = plans.read(Path(options.table))
+        table = measured_here(options.table)
     except (OSError, plans.PlanError) as error:
         print(f"confirm: {error}", file=sys.stderr)
-        return 2
-    gpu = provenance.provenance()["gpu"]
-    if table.rules:
-        print(f"confirm: {options.table} comes from rules: there are no measurements to confirm", file=sys.stderr)
-        return 2
-    if table.gpu != gpu:
-        print(f"confirm: {options.table} was measured on {table.gpu}, and this is {gpu}", file=sys.stderr)
         return 2
     end = time.monotonic() + options.budget_seconds
     confirmed = []
@@ -84,13 +77,24 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
+def measured_here(path: str) -> plans.Table:
+    """A table whose plans were measured on this GPU. Raises PlanError where they were not, or it is malformed."""
+    table = plans.read(Path(path))
+    if table.rules:
+        raise plans.PlanError(f"{path} comes from rules: there are no measurements to confirm")
+    gpu = provenance.provenance()["gpu"]
+    if table.gpu != gpu:
+        raise plans.PlanError(f"{path} was measured on {table.gpu}, and this is {gpu}")
+    return table
+
+
 def instance(watch: measure.Stopwatch, pool: measure.Pool, plan: Plan, rounds: int) -> tuple[float, float]:
     """µs of the plan's kernel and of torch.matmul, over operands and graphs made for this measurement."""
     operands = pool.operands(plan.key.shape, plan.key.layout)
     launches = measure.launches_for(min(plan.measured), target_us=100.0)
     with watch.scope():
         graphs = {
-            "own": watch.kernel(plan.kernel, plan.knobs, [operands.gemm()], launches),
+            "own": watch.kernel(plan.kernel, replace(plan.knobs, pdl=False), [operands.gemm()], launches),
             "torch": watch.matmul(operands, launches),
         }
         times = watch.medians(graphs, rounds if plan.measured[1] < 1000 else max(3, rounds // 2))
@@ -98,12 +102,16 @@ def instance(watch: measure.Stopwatch, pool: measure.Pool, plan: Plan, rounds: i
 
 
 def decide(plan: Plan, pairs: Iterable[tuple[float, float]]) -> Plan:
-    """The plan with the times of new (own, torch) measurements, and what dispatch should run by all of them."""
+    """The plan with the times of new (own, torch) measurements, and what dispatch should run by all of them.
+
+    Where that is cuBLAS, the plan's pdl flag falls: it is for kernels that dispatch runs.
+    """
     own, other = zip(*pairs, strict=True)
     fresh = [theirs / ours for ours, theirs in zip(own, other, strict=True)]
     gain = statistics.median([plan.speedup, *fresh])
     use = "own" if gain * OWN_MARGIN >= 1 and min(fresh) >= WORST_LOSS else "cublas"
-    return replace(plan, us=statistics.median(own), torch_us=statistics.median(other), use=use)
+    knobs = replace(plan.knobs, pdl=plan.knobs.pdl and use == "own")
+    return replace(plan, knobs=knobs, us=statistics.median(own), torch_us=statistics.median(other), use=use)
 
 
 def summary(confirmed: Iterable[Plan]) -> str:

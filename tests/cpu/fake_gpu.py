@@ -44,13 +44,15 @@ SPECS = [
 
 class FakeGpu:
     """Stands in for cudal2._tools. `wrong` kernels miscompute, `crashing` ones take the device down, `refusing` ones
-    cannot be captured; `us` overrides a kernel's time."""
+    cannot be captured; `us` overrides a kernel's time, and `pdl_gain` is what its launches with PDL divide it by: one
+    figure, or one for each of its next graphs."""
 
     def __init__(self) -> None:
         self.wrong: set[str] = set()
         self.crashing: set[str] = set()
         self.refusing: set[str] = set()
         self.us: dict[str, float] = {}
+        self.pdl_gain: dict[str, float | list[float]] = {}
         self.wrong_suggestions: set[int] = set()
         self.queued_us = TORCH_US
         self.spacers = 0
@@ -70,8 +72,7 @@ class FakeGpu:
     def prepare(self, kernel: str, knobs: Any, gemm: Any, stream: int) -> Callable[[], None]:
         if kernel in self.refusing:
             raise ValueError(f"{kernel}: pitch")
-        us = self.us.get(kernel) or cost.predict_us(KernelSpec.parse(kernel), Shape(gemm.m, gemm.n, gemm.k))
-        return self._call(gemm, us, kernel in self.wrong)
+        return self._call(gemm, self._us(kernel, knobs, gemm), kernel in self.wrong)
 
     def Blas(self, library: str, workspace: int, workspace_bytes: int) -> Any:
         return SimpleNamespace(prepare=lambda gemm, stream: self._call(gemm, BLAS_US))
@@ -81,6 +82,11 @@ class FakeGpu:
 
     def LtProblem(self, lt: Any, gemm: Any, most: int) -> Any:
         return FakeSuggestions(self, min(most, len(LT_US)))
+
+    def _us(self, kernel: str, knobs: Any, gemm: Any) -> float:
+        us = self.us.get(kernel) or cost.predict_us(KernelSpec.parse(kernel), Shape(gemm.m, gemm.n, gemm.k))
+        gain = self.pdl_gain.get(kernel, 1.0) if knobs.pdl else 1.0
+        return us / (gain.pop(0) if isinstance(gain, list) else gain)
 
     def _call(self, gemm: Any, us: float, wrong: bool = False) -> Callable[[], None]:
         def call() -> None:
@@ -116,11 +122,7 @@ class FakeGpu:
         if kernel in self.refusing:
             raise ValueError(f"{kernel}: pitch")
         self.captured.append((kernel, knobs, launches))
-        us = self.us.get(kernel, 0.0)
-        if not us:
-            gemm = problems[0]
-            us = cost.predict_us(KernelSpec.parse(kernel), Shape(gemm.m, gemm.n, gemm.k))
-        return SimpleNamespace(kernel=kernel, us=us, launches=launches)
+        return SimpleNamespace(kernel=kernel, us=self._us(kernel, knobs, problems[0]), launches=launches)
 
     def begin(self) -> None:
         pass
@@ -221,7 +223,7 @@ def install(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
 
     monkeypatch.setattr(measure.Operands, "gemm", gemm)
     monkeypatch.setattr(measure, "Pool", lambda dtype, shapes, seed: make_pool(dtype, shapes, seed, device="cpu"))
-    monkeypatch.setattr(measure, "Stopwatch", lambda device, seed: FakeWatch(gpu))
+    monkeypatch.setattr(measure, "Stopwatch", lambda device=0, seed=0: FakeWatch(gpu))
     monkeypatch.setattr(provenance, "provenance", lambda device=0: {"gpu": "NVIDIA H200", "arch": "9.0", "sms": "132"})
     monkeypatch.setattr(tools, "require", lambda: gpu)
     monkeypatch.setattr(cublaslt, "library", lambda name: name)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from fake_gpu import TORCH_US, FakeWatch, install
 
 from cudal2 import plans
 from cudal2.plans import Key, Knobs, Plan
 from cudal2.search import confirm, provenance
 from cudal2.search.confirm import decide, summary
+from cudal2.search.measure import Pool
 
 KERNEL = "sm90_f16_tn_128x128x64_s6_c1x1_ping2"
 
@@ -38,6 +41,20 @@ def test_times_become_the_new_medians() -> None:
     confirmed = decide(plan(1.0, 1.0), [(10.0, 20.0), (12.0, 22.0)])
     assert (confirmed.us, confirmed.torch_us) == (11.0, 21.0)
     assert confirmed.key == plan(1.0, 1.0).key
+
+
+def test_the_pdl_flag_falls_with_the_own_kernel() -> None:
+    flagged = replace(plan(10.0, 11.0), knobs=Knobs(group=4, pdl=True))
+    assert decide(flagged, [(10.0, 11.0)]).knobs == Knobs(group=4, pdl=True)
+    assert decide(flagged, [(10.0, 9.0)]).knobs == Knobs(group=4)
+
+
+def test_a_flagged_plan_is_confirmed_without_pdl(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = install(monkeypatch)
+    gpu.us, gpu.pdl_gain = {KERNEL: 3.0}, {KERNEL: 1.5}
+    flagged = replace(plan(3.0, 4.0), knobs=Knobs(pdl=True))
+    pool = Pool("f16", [flagged.key.shape], seed=0, device="cpu")
+    assert confirm.instance(FakeWatch(gpu), pool, flagged, rounds=3) == (3.0, TORCH_US)
 
 
 def test_rules_are_not_confirmed(
