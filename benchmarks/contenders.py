@@ -5,9 +5,11 @@
     lt_heuristic    cuBLASLt's first suggestion
     lt_autotune     the fastest of up to 100 of cuBLASLt's suggestions
     tunableop       torch.matmul under TunableOp, where the installed torch has it on CUDA
-    cudal2          cudal2.matmul as users call it (cudal2_again: the same once more, for noise)
+    cudal2          cudal2.matmul as users call it, under cudal2.pdl(False) (cudal2_again: once more, for noise)
     own             the plan's kernel, whatever dispatch would run, without programmatic dependent launch
     own_pdl         the same with it
+    own_pdl_plan    the same with it where the plan says that the kernel gains from it
+    cudal2_pdl      cudal2.matmul under cudal2.pdl(True): own_pdl_plan where dispatch runs the own kernel, else cuBLAS
     own:FAMILY      the fastest of that family's kernels (own:sm90, ...): of 12 that the cost model likes, default knobs
     cutlass2x       the fastest of CUTLASS 2.x's sm_80-style kernels (benchmarks/peers/cutlass2x.py, to be built first)
 
@@ -39,19 +41,20 @@ from cudal2.search.measure import Operands, Stopwatch, native_knobs
 from cudal2.spec import MAX_SMEM, KernelSpec
 
 BASELINES = ("torch", "torch_again", "cublas", "lt_heuristic", "lt_autotune", "tunableop")
-OWN = ("cudal2", "cudal2_again", "own", "own_pdl")
+OWN = ("cudal2", "cudal2_again", "cudal2_pdl", "own", "own_pdl", "own_pdl_plan")
 IN_C = ("own_c", "cublas_c", "lt_heuristic_c", "lt_autotune_c")
 """Prepared calls that are queued and timed in C altogether; in the wall-clock modes only."""
 _USUAL = (*BASELINES, *OWN, *IN_C)
 FAMILIES = tuple(f"own:{family}" for family in MAX_SMEM)
 ALL = (*_USUAL, *FAMILIES, "cutlass2x")
 
-_DEVICE = ("torch", "cublas", "lt_heuristic", "lt_autotune", "tunableop", "cudal2", "cudal2_again", "own", "own_pdl")
+_PDL = ("cudal2_pdl", "own_pdl", "own_pdl_plan")
+_DEVICE = tuple(name for name in (*BASELINES, *OWN) if name != "torch_again")
 DEFAULTS = {
     "graph": _DEVICE,
     "isolated": _DEVICE,
-    "cold": _DEVICE,
-    "offline": tuple(name for name in _USUAL if name not in ("torch_again", "tunableop", "own_pdl")),
+    "cold": tuple(name for name in _DEVICE if name not in ("cudal2_pdl", "own_pdl_plan")),
+    "offline": tuple(name for name in _USUAL if name not in ("torch_again", "tunableop", *_PDL)),
     "server": ("torch", "cublas", "lt_heuristic", "lt_autotune", "cudal2", "own"),
     "overhead": ("torch", "torch_again", "cublas", "lt_heuristic", "cudal2", "cudal2_again", "own"),
 }
@@ -117,10 +120,11 @@ class Field:
             yield Contender(name, operands.layout, lambda o: blas.call(o, self._stream))
         elif name in ("lt_heuristic", "lt_autotune"):
             yield from self._lt(name, operands, us)
-        elif name in ("cudal2", "cudal2_again"):
+        elif name in ("cudal2", "cudal2_again", "cudal2_pdl"):
             cudal2.last_path()  # forget what ran before
             cudal2.matmul(operands.a, operands.b)
-            yield Contender(name, operands.layout, _cudal2, cudal2.last_path(), strict=True)
+            make = _cudal2_pdl if name == "cudal2_pdl" else _cudal2
+            yield Contender(name, operands.layout, make, cudal2.last_path(), strict=True)
         elif name in FAMILIES:
             yield from self._fastest(name, _Family(self.watch, name.removeprefix("own:"), operands), us)
         elif name == "cutlass2x":
@@ -141,7 +145,8 @@ class Field:
 
     def _own(self, name: str, operands: Operands) -> Contender:
         plan = self.plan(operands)
-        knobs = native_knobs(replace(plan.knobs, pdl=name == "own_pdl"))
+        pdl = plan.knobs.pdl if name == "own_pdl_plan" else name == "own_pdl"
+        knobs = native_knobs(replace(plan.knobs, pdl=pdl))
 
         def make(o: Operands) -> Call:
             return self.watch.timer.prepare(plan.kernel, knobs, o.gemm(), self._stream)
@@ -187,6 +192,14 @@ def _torch(operands: Operands) -> Call:
 
 def _cudal2(operands: Operands) -> Call:
     return functools.partial(cudal2.matmul, operands.a, operands.b)
+
+
+def _cudal2_pdl(operands: Operands) -> Call:
+    def matmul() -> torch.Tensor:
+        with cudal2.pdl(True):
+            return cudal2.matmul(operands.a, operands.b)
+
+    return matmul
 
 
 def _tunable(operands: Operands) -> Call:

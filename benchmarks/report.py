@@ -111,13 +111,13 @@ def text(group: Group, cells: Cells) -> list[str]:
             f"noise: {noise.name} twice, geomean {noise.geomean:.4f}, 95 % of shapes within {100 * noise.p95:.1f} %"
         )
     found.append(
-        f"{'':10} {'against':18} {'shapes':>6} {'geomean':>8} {'mean':>8} {'wins':>7} {'worst':>7} {'best':>7}"
+        f"{'':12} {'against':18} {'shapes':>6} {'geomean':>8} {'mean':>8} {'wins':>7} {'worst':>7} {'best':>7}"
     )
     for ours in summary.ours_in(cells):
         for speedup in summary.speedups(cells, ours):
             ordered = speedup.ordered()
             numbers = f"{len(ordered):6} {speedup.geomean:8.3f} {speedup.mean:8.3f} {100 * speedup.wins:6.1f}%"
-            found.append(f"{ours:10} {speedup.baseline:18} {numbers} {ordered[0]:7.3f} {ordered[-1]:7.3f}")
+            found.append(f"{ours:12} {speedup.baseline:18} {numbers} {ordered[0]:7.3f} {ordered[-1]:7.3f}")
     return found
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+import cudal2
 from benchmarks import compare, contenders, modes, results_file, suites
 from benchmarks.clocks import Clocks
 from benchmarks.contenders import Contender, Field, Skipped
@@ -71,7 +72,8 @@ def run(options: argparse.Namespace) -> int:
     if options.fresh:
         Path(options.out).unlink(missing_ok=True)
     bench = Bench(options)
-    bench.run()
+    with cudal2.pdl(False):  # whatever CUDAL2_PDL says: contenders that use PDL say so
+        bench.run()
     for name, reason in sorted(bench.skipped.items()):
         print(f"skipped {name}: {reason}", file=sys.stderr)
     for line in bench.wrong:

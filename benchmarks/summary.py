@@ -17,7 +17,7 @@ BASELINES = (
     *("torch", "cublas", "cublas_max", "lt_heuristic", "lt_heuristic_max", "lt_autotune", "lt_autotune_max"),
     "tunableop",
 )
-OURS = ("cudal2", "own", "own_pdl")
+OURS = ("cudal2", "own", "own_pdl", "own_pdl_plan", "cudal2_pdl")
 IN_C = ("cublas_c", "cublas_max_c", "lt_heuristic_c", "lt_heuristic_max_c", "lt_autotune_c", "lt_autotune_max_c")
 TWICE = (("cudal2", "cudal2_again"), ("torch", "torch_again"))
 
@@ -33,6 +33,8 @@ LABELS = {
     "cudal2": "cudal2 as dispatched",
     "own": "own kernels only",
     "own_pdl": "own kernels, PDL on",
+    "own_pdl_plan": "own kernels, PDL on where the plan says so",
+    "cudal2_pdl": "cudal2 as dispatched, PDL on",
 }
 
 

@@ -6,6 +6,7 @@ import csv
 import functools
 import importlib
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,17 +36,22 @@ OWN_US = 2.5
 
 
 @pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch) -> FakeGpu:
-    fake = install(monkeypatch)
-    fake.us = dict.fromkeys(KERNELS.values(), OWN_US)
-    table = {
+def planned() -> dict[Key, Plan]:
+    """The plans in use, to be changed."""
+    return {
         key: Plan(key, kernel, Knobs(), OWN_US, TORCH_US)
         for layout, kernel in KERNELS.items()
         for key in [Key("f16", layout, *SHAPE)]
     }
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch, planned: dict[Key, Plan]) -> FakeGpu:
+    fake = install(monkeypatch)
+    fake.us = dict.fromkeys(KERNELS.values(), OWN_US)
     run = importlib.import_module("benchmarks.run")
     monkeypatch.setattr(run, "Stopwatch", lambda device, seed: FakeWatch(fake))
-    monkeypatch.setattr(verify, "table_in_use", lambda: Table({"gpu": "NVIDIA H200", "date": "2026-01-01"}, table))
+    monkeypatch.setattr(verify, "table_in_use", lambda: Table({"gpu": "NVIDIA H200", "date": "2026-01-01"}, planned))
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     monkeypatch.setattr(run, "_device", lambda index: torch.device("cpu"))
     monkeypatch.setattr(run, "Clocks", FakeClocks)
@@ -116,7 +122,8 @@ class TestRows:
         if mode in modes.DEVICE:
             assert "TunableOp has no CUDA backend" in header["skipped_tunableop"]
 
-    def test_figures_are_the_contenders_own(self, tmp_path: Path) -> None:
+    def test_figures_are_the_contenders_own(self, gpu: FakeGpu, tmp_path: Path) -> None:
+        gpu.pdl_gain = dict.fromkeys(KERNELS.values(), 2.0)
         out = tmp_path / "out.csv"
         assert _bench(out) == 0
         times = {row["contender"]: float(row["us"]) for row in _rows(out) if row["layout"] == "tn"}
@@ -128,11 +135,47 @@ class TestRows:
             "cudal2": TORCH_US,
             "cudal2_again": TORCH_US,
             "own": OWN_US,
-            "own_pdl": OWN_US,
+            "cudal2_pdl": TORCH_US,
+            "own_pdl": OWN_US / 2,
+            "own_pdl_plan": OWN_US,
         }
         ran = {row["contender"]: row["ran"] for row in _rows(out) if row["layout"] == "tn"}
         assert ran["own"] == KERNELS["tn"]
         assert ran["torch"] == ran["cudal2"] == "fake_kernel"
+
+    @pytest.mark.parametrize("mode", ["graph", "isolated"])
+    def test_pdl_where_the_plan_says_so(
+        self, gpu: FakeGpu, planned: dict[Key, Plan], tmp_path: Path, mode: str
+    ) -> None:
+        gpu.pdl_gain = dict.fromkeys(KERNELS.values(), 2.0)
+        key = Key("f16", "tn", *SHAPE)  # nn's stays without the flag
+        planned[key] = replace(planned[key], knobs=Knobs(pdl=True))
+        out = tmp_path / "out.csv"
+        assert _bench(out, "--mode", mode, "--contenders", "own,own_pdl,own_pdl_plan") == 0
+        spacer = TORCH_US if mode == "isolated" else 0.0  # it is taken off
+        times = {(row["layout"], row["contender"]): float(row["us"]) + spacer for row in _rows(out)}
+        assert times == {
+            **{(layout, "own"): OWN_US for layout in KERNELS},
+            **{(layout, "own_pdl"): OWN_US / 2 for layout in KERNELS},
+            ("nn", "own_pdl_plan"): OWN_US,
+            ("tn", "own_pdl_plan"): OWN_US / 2,
+        }
+
+    @pytest.mark.parametrize(("contender", "pdl"), [("cudal2", False), ("cudal2_pdl", True)])
+    @pytest.mark.parametrize("outside", [False, True])
+    def test_who_dispatches_with_pdl(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, contender: str, pdl: bool, outside: bool
+    ) -> None:
+        def noting(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            seen.append(cudal2.pdl_enabled())
+            return torch.matmul(a, b)
+
+        seen: list[bool] = []
+        monkeypatch.setattr(cudal2, "matmul", noting)
+        with cudal2.pdl(outside):  # as CUDAL2_PDL might
+            assert _bench(tmp_path / "out.csv", "--layout", "tn", "--contenders", contender) == 0
+        assert seen[0] is False, "asks for the path, and times nothing"
+        assert set(seen[1:]) == {pdl}
 
     def test_several_modes_share_the_checks(self, tmp_path: Path) -> None:
         out = tmp_path / "out.csv"
@@ -143,7 +186,7 @@ class TestRows:
     def test_a_shape_without_plan_has_no_own_kernel(self, tmp_path: Path) -> None:
         out = tmp_path / "out.csv"
         assert cli.main(["bench", "--suite", "8,8,8", "--out", str(out)]) == 0
-        assert {row["contender"] for row in _rows(out)}.isdisjoint({"own", "own_pdl"})
+        assert {row["contender"] for row in _rows(out)}.isdisjoint({"own", "own_pdl", "own_pdl_plan"})
         assert results_file.read([out]).header["skipped_own"] == "no plan for some shapes"
 
 
