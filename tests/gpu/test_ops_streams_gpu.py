@@ -193,7 +193,8 @@ def test_a_graph_and_its_pool_may_go() -> None:
         del poison
 
 
-def test_graphs_of_a_long_chain() -> None:
+@pytest.mark.parametrize("pdl", [False, True])
+def test_graphs_of_a_long_chain(pdl: bool) -> None:
     """Each product depends on the last: wrong if one starts before its inputs are there (some rows say pdl)."""
     sizes = [64, 128, 256, 64, 256, 128, 64]
     weights = [half(n, k) / k**0.5 for k, n in itertools.pairwise(sizes)]
@@ -208,7 +209,7 @@ def test_graphs_of_a_long_chain() -> None:
     for weight in weights * 4:
         expected = torch.nn.functional.linear(expected, weight)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with cudal2.pdl(pdl), torch.cuda.graph(graph):
         result = chain(a)
     for _ in range(20):
         result.fill_(torch.nan)
@@ -217,7 +218,8 @@ def test_graphs_of_a_long_chain() -> None:
     torch.testing.assert_close(chain(a), result, rtol=0, atol=0)
 
 
-def test_an_output_that_an_earlier_product_still_reads() -> None:
+@pytest.mark.parametrize("pdl", [False, True])
+def test_an_output_that_an_earlier_product_still_reads(pdl: bool) -> None:
     """The next product overwrites the input of the last: it must wait, also under programmatic dependent launch."""
     a, b = half(128, 128), torch.linalg.qr(rand(128, 128))[0].cuda().half()  # orthogonal: magnitudes stay
     first, second = torch.empty_like(a), torch.empty_like(a)
@@ -225,8 +227,9 @@ def test_an_output_that_an_earlier_product_still_reads() -> None:
     for _ in range(20):
         expected = torch.matmul(torch.matmul(expected, b), b)
     first.copy_(a)
-    for _ in range(20):
-        cudal2.matmul(first, b, out=second)
-        cudal2.matmul(second, b, out=first)
+    with cudal2.pdl(pdl):
+        for _ in range(20):
+            cudal2.matmul(first, b, out=second)
+            cudal2.matmul(second, b, out=first)
     assert cudal2.last_path() != "torch"
     torch.testing.assert_close(first, expected, rtol=5e-2, atol=5e-2)
