@@ -155,6 +155,7 @@ def test_no_torch_header_reaches_nvcc(tmp_path: Path) -> None:
     assert [edge.split(":")[0] for edge in with_torch] == [
         "build build/native/obj/csrc/ops.cpp.o",
         "build build/native/obj/csrc/ops_gemm.cpp.o",
+        "build build/native/obj/csrc/ops_pdl.cpp.o",
         "build build/native/lib/libcudal2_ops.so",
     ]
     assert "CPLUS_INCLUDE_PATH" not in setup.environment

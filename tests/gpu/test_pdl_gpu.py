@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import itertools
+import os
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 
@@ -182,16 +185,15 @@ PROGRAMMATIC = 1
 
 
 def _edges(graph: torch.cuda.CUDAGraph) -> list[int]:
-    """The types of a captured graph's edges."""
+    """The types of a captured graph's edges, of at most 16."""
     try:
         read = ctypes.CDLL("libcuda.so.1").cuGraphGetEdges_v2
     except AttributeError:
         pytest.skip("this driver's graphs have no typed edges")
-    handle, count = ctypes.c_void_p(graph.raw_cuda_graph()), ctypes.c_size_t(0)
-    assert read(handle, None, None, None, ctypes.byref(count)) == 0
-    nodes, edges = (ctypes.c_void_p * count.value), (_Edge * count.value)()
-    assert read(handle, nodes(), nodes(), edges, ctypes.byref(count)) == 0
-    return [edge.type for edge in edges]
+    most = 16
+    count, nodes, edges = ctypes.c_size_t(most), (ctypes.c_void_p * most), (_Edge * most)()
+    assert read(ctypes.c_void_p(graph.raw_cuda_graph()), nodes(), nodes(), edges, ctypes.byref(count)) == 0
+    return [edge.type for edge in edges[: count.value]]
 
 
 def _plan(flag: bool) -> plans.Plan:
@@ -225,3 +227,23 @@ def test_a_launch_uses_pdl_where_flag_and_switch_say_so(flag: bool, switch: bool
             else:
                 cudal2.matmul(a, b)
     assert _edges(graph) == [PROGRAMMATIC if flag and switch else 0] * 2
+
+
+def test_a_bad_default_is_an_error_of_every_planned_product() -> None:
+    code = (
+        "import torch, cudal2\n"
+        "a = torch.ones(64, 64, device='cuda').half()\n"
+        "calls = (cudal2.matmul, cudal2.linear, lambda a, b: cudal2.matmul(a, b, out=a.clone()),\n"
+        "         lambda a, b: cudal2.matmul(a.clone().requires_grad_(), b))\n"
+        "for call in calls:\n"
+        "    try: call(a, a); print('no error')\n"
+        "    except RuntimeError as error: print(error)\n"
+        "print((a[:63, :63].contiguous() @ a[:63, :63]).sum().item())\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "CUDAL2_PDL": "yes"}
+    )
+    *lines, last = run.stdout.splitlines()
+    assert len(lines) == 4, run.stderr
+    assert all("CUDAL2_PDL='yes'; expected 0 or 1" in line for line in lines)
+    assert float(last) > 0, "the device goes on"
