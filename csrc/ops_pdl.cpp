@@ -2,6 +2,8 @@
 // compiled or traced graph would record them, and drop or move what has no result.
 #include "pdl.h"
 
+#include <utility>
+
 using namespace cudal2;
 
 extern "C" {

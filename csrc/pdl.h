@@ -6,7 +6,6 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <string>
-#include <utility>
 
 #include "runtime/gemm.h"
 
