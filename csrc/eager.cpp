@@ -26,34 +26,41 @@ using ops::Strided;
 
 // torch's side -------------------------------------------------------------------------------------------------------
 
+// False: no. A Python error counts as a yes, and ends here. Takes the reference.
+bool truth_of(PyObject* answer) {
+  const int truth = answer == Py_False ? 0 : answer == nullptr ? -1 : PyObject_IsTrue(answer);
+  Py_XDECREF(answer);
+  if (truth < 0) PyErr_Clear();
+  return truth != 0;
+}
+
 // A Python function without arguments, called straight through its C function where it has one.
 struct Question {
   PyObject* callable = nullptr;
   PyCFunction function = nullptr;
   PyObject* self = nullptr;
-  PyObject* nothing = nullptr;  // an empty tuple, where the C function takes its arguments as one, and keywords
 
   void set(PyObject* value) {
     callable = Py_NewRef(value);
-    if (!PyObject_TypeCheck(value, &PyCFunction_Type)) return;
-    const int flags = PyCFunction_GetFlags(value);
-    if (flags == (METH_VARARGS | METH_KEYWORDS)) nothing = PyTuple_New(0);
-    if (flags != METH_NOARGS && nothing == nullptr) return;
+    if (!PyObject_TypeCheck(value, &PyCFunction_Type) || PyCFunction_GetFlags(value) != METH_NOARGS) return;
     function = PyCFunction_GetFunction(value);
     self = PyCFunction_GetSelf(value);
   }
-  // Whether the answer is false: of a tensor, where the function is a method. An error counts as true.
-  bool denied(PyObject* of = nullptr) const {
-    PyObject* answer =
-        function == nullptr ? PyObject_CallNoArgs(callable)
-        : nothing == nullptr
-            ? function(of != nullptr ? of : self, nullptr)
-            : reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(function))(self, nothing, nullptr);
-    const int truth = answer == Py_False ? 0 : answer == nullptr ? -1 : PyObject_IsTrue(answer);
-    Py_XDECREF(answer);
-    if (truth < 0) PyErr_Clear();
-    return truth == 0;
+  bool ask() const { return truth_of(function != nullptr ? function(self, nullptr) : PyObject_CallNoArgs(callable)); }
+  // Where it is a method of tensors, and has a C function.
+  bool ask(PyObject* tensor) const { return truth_of(function(tensor, nullptr)); }
+};
+
+// An attribute that a type computes, read straight through its descriptor.
+struct Attribute {
+  PyObject* descriptor = nullptr;
+  descrgetfunc get = nullptr;
+
+  void set(PyObject* value) {
+    descriptor = Py_NewRef(value);
+    get = reinterpret_cast<descrgetfunc>(PyType_GetSlot(Py_TYPE(value), Py_tp_descr_get));
   }
+  bool ask(PyObject* object) const { return truth_of(get(descriptor, object, nullptr)); }
 };
 
 // A module's global variable, which is `idle` while nothing special goes on.
@@ -73,9 +80,10 @@ struct Torch {
   PyTypeObject *tensor = nullptr, *parameter = nullptr;
   const dlpack::ExchangeApi* exchange = nullptr;
   Question modes[kMost], grad_enabled, is_neg;
+  Attribute requires_grad;
   Global globals[kMost];
   Py_ssize_t modes_count = 0, globals_count = 0;
-  PyObject *empty = nullptr, *dtypes[2] = {}, *matmul = nullptr, *linear = nullptr, *requires_grad = nullptr;
+  PyObject *empty = nullptr, *dtypes[2] = {}, *matmul = nullptr, *linear = nullptr;
 
   // Types whose instances are just data.
   bool is_plain(PyObject* object) const { return Py_TYPE(object) == tensor || Py_TYPE(object) == parameter; }
@@ -85,15 +93,9 @@ struct Torch {
       if (!globals[i].is_idle()) return false;
     }
     for (Py_ssize_t i = 0; i < modes_count; ++i) {
-      if (!modes[i].denied()) return false;
+      if (modes[i].ask()) return false;
     }
     return true;
-  }
-  bool wants_grad(PyObject* object) const {
-    PyObject* value = PyObject_GetAttr(object, requires_grad);
-    if (value == nullptr) PyErr_Clear();
-    Py_XDECREF(value);
-    return value != Py_False;
   }
   // False: the tensor has no memory of its own (functorch's wrappers, sparse, meta).
   bool read(PyObject* object, dlpack::Tensor* view) const {
@@ -256,9 +258,9 @@ PyObject* product(PyObject* a, PyObject* b, PyObject* bias, bool linear) {
     }
   }
   if (views[0].ndim < 1 || views[0].ndim > kMostDims || views[1].ndim != 2 || !torch_.is_idle()) return refuse();
-  if (!torch_.grad_enabled.denied()) {
+  if (torch_.grad_enabled.ask()) {
     for (int i = 0; i < count; ++i) {
-      if (torch_.wants_grad(tensors[i])) return refuse();
+      if (torch_.requires_grad.ask(tensors[i])) return refuse();
     }
   }
   const Known* entry = nullptr;
@@ -279,7 +281,7 @@ PyObject* product(PyObject* a, PyObject* b, PyObject* bias, bool linear) {
   const auto address = reinterpret_cast<uintptr_t>(views[0].data) | reinterpret_cast<uintptr_t>(views[1].data);
   if (address % (2 * entry->plan->kernel->vector) != 0 || current_device() != views[0].device.id) return refuse();
   for (int i = 0; i < count; ++i) {
-    if (views[i].data == nullptr || !torch_.is_neg.denied(tensors[i])) return refuse();
+    if (views[i].data == nullptr || torch_.is_neg.ask(tensors[i])) return refuse();
   }
   return run_known(*entry, views[0], views[1], bias != nullptr ? &views[2] : nullptr);
 }
@@ -316,13 +318,14 @@ bool keep_globals(PyObject* globals) {
   return true;
 }
 
-// prepare(tensor, parameter, exchange, modes, globals, grad_enabled, is_neg, empty, float16, bfloat16, matmul, linear)
+// prepare(tensor, parameter, exchange, modes, globals, grad_enabled, requires_grad, is_neg, empty,
+// float16, bfloat16, matmul, linear)
 // -> bool, whether matmul and linear can work with this torch. To be called once, before them.
 PyObject* prepare(PyObject*, PyObject* arguments) {
-  PyObject *tensor, *parameter, *capsule, *modes, *globals, *grad_enabled, *is_neg;
-  if (!PyArg_ParseTuple(arguments, "O!O!OO!O!OOOOOOO", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule,
-                        &PyTuple_Type, &modes, &PyTuple_Type, &globals, &grad_enabled, &is_neg, &torch_.empty,
-                        &torch_.dtypes[0], &torch_.dtypes[1], &torch_.matmul, &torch_.linear)) {
+  PyObject *tensor, *parameter, *capsule, *modes, *globals, *grad_enabled, *requires_grad, *is_neg;
+  if (!PyArg_ParseTuple(arguments, "O!O!OO!O!OOOOOOOO", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule,
+                        &PyTuple_Type, &modes, &PyTuple_Type, &globals, &grad_enabled, &requires_grad, &is_neg,
+                        &torch_.empty, &torch_.dtypes[0], &torch_.dtypes[1], &torch_.matmul, &torch_.linear)) {
     return nullptr;
   }
   for (PyObject* object :
@@ -331,13 +334,13 @@ PyObject* prepare(PyObject*, PyObject* arguments) {
   }
   torch_.tensor = reinterpret_cast<PyTypeObject*>(tensor);
   torch_.parameter = reinterpret_cast<PyTypeObject*>(parameter);
-  torch_.requires_grad = PyUnicode_InternFromString("requires_grad");
+  torch_.requires_grad.set(requires_grad);
   torch_.grad_enabled.set(grad_enabled);
   torch_.is_neg.set(is_neg);
   torch_.exchange = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-  if (torch_.requires_grad == nullptr || torch_.exchange == nullptr) return nullptr;
+  if (torch_.exchange == nullptr) return nullptr;
   const bool fit = keep_modes(modes) && keep_globals(globals) && torch_.is_neg.function != nullptr &&
-                   torch_.exchange->version.major == dlpack::kMajorVersion &&
+                   torch_.requires_grad.get != nullptr && torch_.exchange->version.major == dlpack::kMajorVersion &&
                    torch_.exchange->dltensor_from_py_object_no_sync != nullptr;
   if (PyErr_Occurred()) return nullptr;
   return PyBool_FromLong(fit);

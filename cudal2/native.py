@@ -58,7 +58,7 @@ def prepare(module: Any, exchange: object, empty_strided: Callable[..., Tensor])
     modes = (
         torch._C._is_torch_function_mode_enabled,
         torch._C._len_torch_dispatch_stack,
-        torch.is_autocast_enabled,
+        torch._C._is_any_autocast_enabled,
         torch._C._is_tracing,
     )
     idle = (
@@ -71,7 +71,7 @@ def prepare(module: Any, exchange: object, empty_strided: Callable[..., Tensor])
         getattr(owner, name)
     types = (Tensor, torch.nn.Parameter)
     variables = tuple((vars(owner), name, value) for owner, name, value in idle)
-    gradients = (torch.is_grad_enabled, torch.empty(0, device="cpu").is_neg)
+    gradients = (torch.is_grad_enabled, Tensor.requires_grad, torch.empty(0, device="cpu").is_neg)
     others = (torch.float16, torch.bfloat16, torch.matmul, F.linear)
     return bool(module.prepare(*types, exchange, modes, variables, *gradients, empty_strided, *others))
 
