@@ -318,9 +318,8 @@ bool keep_globals(PyObject* globals) {
   return true;
 }
 
-// prepare(tensor, parameter, exchange, modes, globals, grad_enabled, requires_grad, is_neg, empty,
-// float16, bfloat16, matmul, linear)
-// -> bool, whether matmul and linear can work with this torch. To be called once, before them.
+// prepare(tensor, parameter, exchange, modes, globals, grad_enabled, requires_grad, is_neg, empty, float16, bfloat16,
+// matmul, linear) -> bool, whether matmul and linear can work with this torch. To be called once, before them.
 PyObject* prepare(PyObject*, PyObject* arguments) {
   PyObject *tensor, *parameter, *capsule, *modes, *globals, *grad_enabled, *requires_grad, *is_neg;
   if (!PyArg_ParseTuple(arguments, "O!O!OO!O!OOOOOOOO", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule,
