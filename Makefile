@@ -57,7 +57,7 @@ format: $(TOOLS)
 	$(VENV)/bin/clang-format -i $(CXX_FILES)
 
 clean:
-	rm -rf build dist *.egg-info cudal2/lib cudal2/plans cudal2/_tools*.so $(VENV)/installed-*
+	rm -rf build dist *.egg-info cudal2/lib cudal2/plans cudal2/_*.so $(VENV)/installed-*
 
 distclean: clean
 	rm -rf $(VENV)

@@ -30,7 +30,7 @@ class Result:
 
     info: str
     libraries: list[Path]
-    tools: list[Path]
+    modules: list[Path]
     plans: Path
 
 
@@ -68,7 +68,7 @@ def build(root: Path, env: Mapping[str, str] = os.environ, log: Log = print, *, 
     if setup.toolkit is None:
         log(FALLBACK_NOTICE.format(why=setup.why_fallback))
     if not setup.interpreters:
-        log("cudal2: no Python.h for this Python: building without the tooling module cudal2._tools")
+        log("cudal2: no Python.h for this Python: building without the modules _tools and _eager (shorter calls)")
     ninja = ninja_file.generate(setup)
     folder = root / ninja_file.BUILD
     folder.mkdir(parents=True, exist_ok=True)
@@ -84,7 +84,7 @@ def build(root: Path, env: Mapping[str, str] = os.environ, log: Log = print, *, 
     return Result(
         info=setup.info,
         libraries=[root / path for path in ninja.libraries],
-        tools=[root / path for path in ninja.tools],
+        modules=[root / path for path in ninja.modules],
         plans=root / "generated_kernels" / "plans",
     )
 
@@ -95,7 +95,7 @@ def place(result: Result, package: Path, *, link_plans: bool = False) -> list[Pa
     link_plans: the plan tables become a link to the source tree's, so that a working tree always has the latest.
     """
     placed = [_copy(library, package / "lib" / library.name) for library in result.libraries]
-    placed += [_copy(module, package / module.name) for module in result.tools]
+    placed += [_copy(module, package / module.name) for module in result.modules]
     plans = package / "plans"
     if plans.is_symlink():
         plans.unlink()
@@ -107,7 +107,7 @@ def place(result: Result, package: Path, *, link_plans: bool = False) -> list[Pa
         placed += [plans / table.name for table in tables]
     else:
         placed += [_copy(table, plans / table.name) for table in tables]
-    for stale in {*package.glob("lib/*.so"), *package.glob("_tools.*.so")} - set(placed):
+    for stale in {*package.glob("lib/*.so"), *package.glob("_*.so")} - set(placed):
         stale.unlink()
     return placed
 

@@ -3,6 +3,7 @@
     generated_kernels/<family>/*.cu --nvcc--+
     csrc/runtime/*.cpp --------------g++----+--> lib/libcudal2.so        (without nvcc: csrc/runtime/absent.cpp alone)
     csrc/ops*.cpp --g++, torch's stable headers--> lib/libcudal2_ops.so
+    csrc/eager.cpp --g++, Python's limited API---> _eager.abi3.so
     csrc/tools.cpp --g++, pybind11---------------> _tools.<python>.so
 
 CUDAL2_EXTRA_KERNELS names a folder with further <family>/*.cu for the library, such as benchmarks.ablation's: they are
@@ -112,7 +113,7 @@ class NinjaFile:
 
     edges: list[str] = field(default_factory=list)
     libraries: list[Path] = field(default_factory=list)
-    tools: list[Path] = field(default_factory=list)
+    modules: list[Path] = field(default_factory=list)
 
     @property
     def text(self) -> str:
@@ -130,8 +131,11 @@ def generate(setup: Setup) -> NinjaFile:
     """The ninja file for `setup`. Raises BuildError if the source tree is not complete."""
     ninja = NinjaFile()
     core = _core_library(ninja, setup)
-    ninja.libraries = [core, _ops_library(ninja, setup, core)]
-    ninja.tools = [_tools_module(ninja, setup, core, interpreter) for interpreter in setup.interpreters]
+    ops = _ops_library(ninja, setup, core)
+    ninja.libraries = [core, ops]
+    ninja.modules = [_tools_module(ninja, setup, core, interpreter) for interpreter in setup.interpreters]
+    if setup.interpreters:
+        ninja.modules.append(_eager_module(ninja, setup, [ops, core], setup.interpreters[0]))
     return ninja
 
 
@@ -157,17 +161,28 @@ def _ops_library(ninja: NinjaFile, setup: Setup, core: Path) -> Path:
     flags = [f"-DTORCH_TARGET_VERSION={torch_headers.TARGET_VERSION}", *_system(setup.torch.includes)]
     compiled = [_compile(ninja, setup, source, flags) for source in _sources(setup.root, "csrc", "ops*.cpp")]
     libraries = [f"-L{setup.torch.libraries}", "-ltorch_cpu", "-ltorch", "-ldl"]
-    link = [*_LINK, "-Wl,-rpath,$ORIGIN"]
+    link = [*_LINK, "-Wl,-soname,libcudal2_ops.so", "-Wl,-rpath,$ORIGIN"]
     return _link(ninja, setup, core.with_name("libcudal2_ops.so"), [*compiled, core], link, libraries)
 
 
 def _tools_module(ninja: NinjaFile, setup: Setup, core: Path, interpreter: Interpreter) -> Path:
-    """_tools.<python>.so: pybind11 module. Python's own symbols come from the interpreter that loads it."""
-    name = f"_tools{interpreter.suffix}"
-    flags = _system([setup.pybind11, interpreter.include])
-    compiled = _compile(ninja, setup, Path("csrc/tools.cpp"), flags, BUILD / "obj" / f"{name}.o")
+    """_tools.<python>.so: pybind11 module."""
+    includes = [setup.pybind11, interpreter.include]
+    return _module(ninja, setup, f"_tools{interpreter.suffix}", Path("csrc/tools.cpp"), includes, [core])
+
+
+def _eager_module(ninja: NinjaFile, setup: Setup, libraries: list[Path], interpreter: Interpreter) -> Path:
+    """_eager.abi3.so: the short way of an eager call, one module for every Python."""
+    return _module(ninja, setup, "_eager.abi3.so", Path("csrc/eager.cpp"), [interpreter.include], libraries)
+
+
+def _module(
+    ninja: NinjaFile, setup: Setup, name: str, source: Path, includes: list[Path], libraries: list[Path]
+) -> Path:
+    """A Python module. Python's own symbols come from the interpreter that loads it."""
+    compiled = _compile(ninja, setup, source, _system(includes), BUILD / "obj" / f"{name}.o")
     link = [flag for flag in _LINK if flag != "-Wl,--no-undefined"]
-    return _link(ninja, setup, BUILD / name, [compiled, core], [*link, "-Wl,-rpath,$ORIGIN/lib"], ["-ldl"])
+    return _link(ninja, setup, BUILD / name, [compiled, *libraries], [*link, "-Wl,-rpath,$ORIGIN/lib"], ["-ldl"])
 
 
 def _kernel_sources(setup: Setup) -> list[Path]:

@@ -4,6 +4,7 @@
 //
 // matmul_forward and linear_forward, and their _eager twins, are the hot path: they read shapes and strides through the
 // C shim, look the plan up, allocate the output and launch. A product without a usable plan goes to torch from here.
+// The plainest of eager calls come past them, by eager.cpp; what the two share is in product.h.
 // They know nothing of autograd or autocast: cudal2/ops.py decides when to call them, and defines the public ops
 // matmul, matmul.out and linear on top.
 #include "ops_torch.h"
@@ -18,33 +19,6 @@ enum class Mode { forward, eager, acc16 };
 
 // Planning ------------------------------------------------------------------------------------------------------------
 
-// B as the product sees it, K x N, whichever way it is stored.
-struct Operand {
-  int64_t k, n, stride_k, stride_n;
-};
-
-// The plan for `args` with B in `layout`, if dispatch runs one of ours and it can run these very tensors.
-const Plan* usable_plan(GemmArgs* args, Layout layout, int64_t ldb, int device) {
-  args->layout = layout;
-  args->ldb = ldb;
-  const Plan* plan = find_plan(device, args->dtype, layout, args->m, args->n, args->k);
-  if (plan == nullptr || !plan->use_own || unsupported(*plan->kernel, *args, device) != nullptr) return nullptr;
-  return plan;
-}
-
-// usable_plan in the layout that B has, in either if both fit.
-const Plan* plan_as(DType dtype, const Operand& operand, GemmArgs* args, int device) {
-  args->dtype = dtype;
-  const Plan* plan = nullptr;
-  if (operand.stride_n == 1 || operand.n == 1) {
-    plan = usable_plan(args, Layout::nn, operand.k == 1 ? any_pitch(operand.n) : operand.stride_k, device);
-  }
-  if (plan == nullptr && (operand.stride_k == 1 || operand.k == 1)) {
-    plan = usable_plan(args, Layout::tn, operand.n == 1 ? any_pitch(operand.k) : operand.stride_n, device);
-  }
-  return plan;
-}
-
 DType dtype_of(const View& half) { return half.dtype == torch_().f16 ? DType::f16 : DType::bf16; }
 
 // The plan for a @ b, and everything of `args` but the output's and the bias's address; nullptr: torch's. `args->c` and
@@ -54,16 +28,9 @@ const Plan* plan_product(const View& a, const View& b, const Operand& operand, G
   if (a.device_type != torch_().cuda || !a.is_half() || !a.same_kind(b) || torch_().current_stream == nullptr) {
     return nullptr;
   }
-  Rows rows;
-  if (!fold(a, &rows) || rows.columns != operand.k || rows.rows == 0 || operand.k == 0 || operand.n == 0)
-    return nullptr;
+  if (!describe(a, operand, args)) return nullptr;
   args->a = a.data();
   args->b = b.data();
-  args->m = rows.rows;
-  args->n = operand.n;
-  args->k = operand.k;
-  args->lda = rows.pitch;
-  if (args->ldc == 0) args->ldc = operand.n;
   const DType dtype = dtype_of(a);
   if (mode == Mode::acc16 && dtype == DType::f16) {
     if (const Plan* plan = plan_as(DType::f16acc16, operand, args, a.device)) return plan;
@@ -97,7 +64,7 @@ AtenTensorHandle allocate_product(const View& a, int64_t n) {
 bool run_into_new(const Plan& plan, const View& a, GemmArgs* args, StableIValue* stack) {
   Owned out(allocate_product(a, args->n));
   args->c = mutable_data(out.get());
-  if (!run(*plan.kernel, dispatched(plan.knobs), *args, a.device)) return false;
+  if (!run(plan, *args, a.device)) return false;
   stack[0] = out.release();
   return true;
 }
@@ -124,15 +91,6 @@ StableIValue torch_matmul(Owned& a, Owned& b, const View& va, const View& vb) {
   return stack[0];
 }
 
-// Whether a product of this size is one of ours as either layout, if its operands are as the kernel needs them.
-bool planned(int32_t device, DType dtype, int64_t m, int64_t n, int64_t k) {
-  for (const Layout layout : {Layout::nn, Layout::tn}) {
-    const Plan* plan = find_plan(device, dtype, layout, m, n, k);
-    if (plan != nullptr && plan->use_own) return true;
-  }
-  return false;
-}
-
 // For Mode::eager: ends the call where no tensors of these sizes have a plan.
 void defer_unplanned(const View& a, int64_t n, int64_t k) {
   if (a.rank == 0 || a.sizes[a.rank - 1] != k) return;  // no product at all: torch says so
@@ -153,7 +111,7 @@ void matmul_forward(StableIValue* stack, uint64_t, uint64_t) {
   GemmArgs args;
   const Plan* plan = nullptr;
   if (vb.rank == 2) {
-    plan = plan_product<mode>(va, vb, {vb.sizes[0], vb.sizes[1], vb.strides[0], vb.strides[1]}, &args);
+    plan = plan_product<mode>(va, vb, Operand::of_matmul(vb), &args);
     if (mode == Mode::eager && plan == nullptr) defer_unplanned(va, vb.sizes[1], vb.sizes[0]);
   }
   if (plan == nullptr || !run_into_new(*plan, va, &args, stack)) stack[0] = torch_matmul(a, b, va, vb);
@@ -168,7 +126,7 @@ void linear_forward(StableIValue* stack, uint64_t, uint64_t) {
   GemmArgs args;
   const Plan* plan = nullptr;
   if (vw.rank == 2) {
-    plan = plan_product<mode>(vi, vw, {vw.sizes[1], vw.sizes[0], vw.strides[1], vw.strides[0]}, &args);
+    plan = plan_product<mode>(vi, vw, Operand::of_linear(vw), &args);
     if (mode == Mode::eager && plan == nullptr) defer_unplanned(vi, vw.sizes[0], vw.sizes[1]);
   }
   if (plan != nullptr && bias.get() != nullptr) {
@@ -211,10 +169,9 @@ void matmul_into(StableIValue* stack, uint64_t, uint64_t) {
   const Plan* plan = nullptr;
   if (vb.rank == 2 && fits(vo, va, vb.sizes[1], &args)) {
     args.c = mutable_data(vo.handle);
-    plan = plan_product<Mode::forward>(va, vb, {vb.sizes[0], vb.sizes[1], vb.strides[0], vb.strides[1]}, &args);
+    plan = plan_product<Mode::forward>(va, vb, Operand::of_matmul(vb), &args);
   }
-  const bool ours =
-      plan != nullptr && !out_overlaps_inputs(args) && run(*plan->kernel, dispatched(plan->knobs), args, va.device);
+  const bool ours = plan != nullptr && !out_overlaps_inputs(args) && run(*plan, args, va.device);
   if (!ours) last_path_run = kTorch;
   stack[0] = boxed(ours);
 }
@@ -251,4 +208,9 @@ STABLE_TORCH_LIBRARY_IMPL(cudal2, CompositeExplicitAutograd, library) {
 }
 
 }  // namespace
+
+bool run(const Plan& plan, const GemmArgs& args, int device) {
+  return run(*plan.kernel, dispatched(plan.knobs), args, device);
+}
+
 }  // namespace cudal2::ops

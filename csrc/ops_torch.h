@@ -12,6 +12,7 @@
 #include <string>
 #include <utility>
 
+#include "product.h"
 #include "runtime/gemm.h"
 
 namespace cudal2::ops {
@@ -99,11 +100,8 @@ class OwnedOptional {
 };
 
 // A tensor's metadata, borrowed from it.
-struct View {
+struct View : Strided {
   AtenTensorHandle handle = nullptr;
-  const int64_t* sizes = nullptr;
-  const int64_t* strides = nullptr;
-  int64_t rank = 0;
   int32_t dtype = 0, device_type = 0, device = 0;
 
   explicit View(AtenTensorHandle tensor) : handle(tensor) {
@@ -138,37 +136,6 @@ inline void* current_stream(int32_t device) {
   void* stream = nullptr;
   check(torch_().current_stream(device, &stream), "reading the current stream");
   return stream;
-}
-
-// Layouts -------------------------------------------------------------------------------------------------------------
-
-constexpr int64_t kMaxRank = 16;
-
-// A pitch for a matrix of one row, where none is ever used: the least that the kernels accept.
-inline int64_t any_pitch(int64_t columns) { return (columns + 7) / 8 * 8; }
-
-// A tensor as rows of its last dimension, one pitch apart.
-struct Rows {
-  int64_t rows = 1, columns = 0, pitch = 0;
-};
-
-// Folds the leading dimensions. False if there is no single pitch, if the inner stride is not 1, or if rows overlap.
-inline bool fold(const View& tensor, Rows* folded) {
-  const int64_t last = tensor.rank - 1;
-  if (last < 0 || last >= kMaxRank) return false;
-  folded->columns = tensor.sizes[last];
-  if (folded->columns != 1 && tensor.strides[last] != 1) return false;
-  for (int64_t i = last - 1; i >= 0; --i) {
-    if (tensor.sizes[i] == 1) continue;
-    if (folded->rows == 1) {
-      folded->pitch = tensor.strides[i];
-    } else if (tensor.strides[i] != folded->pitch * folded->rows) {
-      return false;
-    }
-    folded->rows *= tensor.sizes[i];
-  }
-  if (folded->rows == 1) folded->pitch = any_pitch(folded->columns);
-  return folded->pitch >= folded->columns;
 }
 
 // Running -------------------------------------------------------------------------------------------------------------

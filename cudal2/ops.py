@@ -1,16 +1,18 @@
 """matmul and linear: torch's functions, running tuned kernels where there is a plan.
 
 How a call travels, and why so. An eager call of a small product costs more on the host than on the GPU, so the plain
-call (ordinary CUDA tensors, no gradient wanted) goes straight to an op in C++, `matmul_eager`, which falls through
-autograd's dispatch keys: a Python autograd kernel would cost 7-10 µs. It differentiates nothing, so whether it may be
-called is decided here, in half a microsecond. With gradients the call goes to the public op
-`torch.ops.cudal2.matmul`, whose Python implementation (autograd.py) is made of differentiable pieces; so
-torch.compile, torch.export and whoever calls the op directly get gradients too, and compiled graphs, of inference and
-training alike, hold the C++ op. Whatever has no tuned kernel anyway (CPU, batched B, a size without a plan, tensor
-subclasses, forward-mode AD) is torch's own call, with its result or its error. A size without a plan is remembered
-here: the op refuses it once, and from then on the call does not go through the dispatcher twice.
+call (ordinary CUDA tensors, no gradient wanted, torch in no special state) is one C function, `plain_matmul`
+(csrc/eager.cpp), past the dispatcher. Where it is not available, or leaves the call alone (under autocast, say, or the
+profiler), an op in C++, `matmul_eager`, comes next, which falls through autograd's dispatch keys: a Python autograd
+kernel would cost 7-10 µs. It differentiates nothing, so whether it may be called is decided here. With gradients the
+call goes to the public op `torch.ops.cudal2.matmul`, whose Python implementation (autograd.py) is made of
+differentiable pieces; so torch.compile, torch.export and whoever calls the op directly get gradients too, and compiled
+graphs, of inference and training alike, hold the C++ op. Whatever has no tuned kernel anyway (CPU, batched B, a size
+without a plan, tensor subclasses, forward-mode AD) is torch's own call, with its result or its error. A size without a
+plan is remembered here: the op refuses it once, and from then on the call does not go through the dispatcher twice.
 
-    matmul: no gradient wanted --> matmul_eager (C++: plan and launch), or torch.matmul where there is no plan
+    matmul: plain eager call   --> plain_matmul (C: plan and launch), or torch.matmul where there is no plan
+            no gradient wanted --> matmul_eager (C++: plan and launch), or torch.matmul where there is no plan
             compiled or traced --> matmul_forward (the same, but falls back to aten::matmul in C++)
             gradient wanted    --> torch.ops.cudal2.matmul --> MatMul, whose forward is matmul_forward
             neither applies    --> torch.matmul
@@ -27,7 +29,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.compiler import is_compiling
+from torch.compiler import is_compiling, is_dynamo_compiling
 from torch.nn import Parameter
 
 from cudal2.native import (
@@ -39,6 +41,8 @@ from cudal2.native import (
     matmul_eager,
     matmul_forward,
     matmul_into,
+    plain_linear,
+    plain_matmul,
     unplanned,
 )
 
@@ -74,6 +78,10 @@ def matmul(input: Tensor, other: Tensor, *, out: Tensor | None = None, accumulat
         RuntimeError: what torch.matmul raises; or that the plan table is malformed, naming file and row.
         ValueError: `accumulate` is neither.
     """
+    if out is None and accumulate == "fp32" and not is_dynamo_compiling():
+        product = plain_matmul(input, other)
+        if product is not None:
+            return product
     if accumulate != "fp32":
         return _accumulating(matmul_acc16, matmul, accumulate, input, other, out=out)
     if out is not None:
@@ -118,6 +126,10 @@ def linear(input: Tensor, weight: Tensor, bias: Tensor | None = None, *, accumul
         RuntimeError: what F.linear raises; or that the plan table is malformed, naming file and row.
         ValueError: `accumulate` is neither "fp32" nor "fp16".
     """
+    if accumulate == "fp32" and not is_dynamo_compiling():
+        product = plain_linear(input, weight, bias)
+        if product is not None:
+            return product
     if accumulate != "fp32":
         return _accumulating(linear_acc16, linear, accumulate, input, weight, bias)
     recorded = _recorded()

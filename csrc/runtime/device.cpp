@@ -36,6 +36,13 @@ const Device& device_properties(int device) {
   return devices[device];
 }
 
+void* driver_function(const char* name) {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult status;
+  return cudaGetDriverEntryPointByVersion(name, &function, 12000, cudaEnableDefault, &status) == cudaSuccess ? function
+                                                                                                             : nullptr;
+}
+
 int current_device() {
   int device = -1;
   cudaGetDevice(&device);

@@ -1,4 +1,4 @@
-// Devices, asked once each.
+// Devices, asked once each, and the driver.
 #pragma once
 
 #include <string>
@@ -16,5 +16,9 @@ struct Device {
 // Throws std::runtime_error if there is no such device.
 const Device& device_properties(int device);
 constexpr int kMaxDevices = 64;
+
+// A function of the driver, as of CUDA 12.0; nullptr: it has none such. Looked up at run time, so that the library also
+// loads where there is no driver.
+void* driver_function(const char* name);
 
 }  // namespace cudal2

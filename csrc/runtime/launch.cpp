@@ -1,8 +1,10 @@
 #include "runtime/launch.h"
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <unordered_map>
 
@@ -49,7 +51,7 @@ cudaError_t prepare(const KernelInfo& kernel, bool* waits) {
   return error;
 }
 
-// prepare(), remembered per (kernel, device): a look-up and one load on the hot path.
+// prepare(), remembered per (kernel, device).
 cudaError_t prepare_once(const KernelInfo& kernel, int device, bool* waits) {
   static auto prepared = [] {
     std::unordered_map<const KernelInfo*, Prepared> map;  // its shape is fixed from here on
@@ -68,6 +70,55 @@ cudaError_t prepare_once(const KernelInfo& kernel, int device, bool* waits) {
   return error;
 }
 
+// A kernel that was prepared on a device, and its handle there.
+struct Ready {
+  const KernelInfo* kernel = nullptr;
+  CUfunction function = nullptr;  // nullptr: the driver does not say
+  int device = -1;
+  bool waits = false;
+};
+
+// What this thread launched last, direct-mapped: the hot path's look-up is one cache line.
+cudaError_t ready(const KernelInfo& kernel, int device, Ready* found) {
+  constexpr size_t kEntries = 64;
+  thread_local std::array<Ready, kEntries> cache;
+  const size_t slot = (reinterpret_cast<uintptr_t>(&kernel) * 0x9E3779B97F4A7C15ull >> 40) % kEntries;
+  Ready& entry = cache[slot];
+  if (entry.kernel != &kernel || entry.device != device) {
+    Ready fresh{&kernel, nullptr, device, false};
+    const cudaError_t error = prepare_once(kernel, device, &fresh.waits);
+    if (error != cudaSuccess) return error;
+    if (cudaGetFuncBySymbol(&fresh.function, kernel.function) != cudaSuccess) {
+      cudaGetLastError();
+      fresh.function = nullptr;
+    }
+    entry = fresh;
+  }
+  *found = entry;
+  return cudaSuccess;
+}
+
+// From launch() to launch_grid(), past the families' launchers.
+thread_local Ready launching;
+
+// The same launch through the runtime, whose attributes are the driver's by other names.
+cudaError_t launch_by_runtime(const KernelInfo& kernel, const CUlaunchConfig& config, void** arguments) {
+  cudaLaunchConfig_t same = {};
+  same.gridDim = dim3(config.gridDimX, config.gridDimY, config.gridDimZ);
+  same.blockDim = dim3(config.blockDimX);
+  same.dynamicSmemBytes = config.sharedMemBytes;
+  same.stream = config.hStream;
+  static_assert(sizeof(cudaLaunchAttribute) == sizeof(CUlaunchAttribute) &&
+                int{cudaLaunchAttributeClusterDimension} == int{CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION} &&
+                int{cudaLaunchAttributeProgrammaticStreamSerialization} ==
+                    int{CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION});
+  same.attrs = reinterpret_cast<cudaLaunchAttribute*>(config.attrs);
+  same.numAttrs = config.numAttrs;
+  return cudaLaunchKernelExC(&same, kernel.function, arguments);
+}
+
+using LaunchEx = CUresult (*)(const CUlaunchConfig*, CUfunction, void**, void**);
+
 }  // namespace
 
 TileOrder tile_order(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
@@ -79,27 +130,38 @@ TileOrder tile_order(const KernelInfo& kernel, const LaunchKnobs& knobs, const G
   return order;
 }
 
+// Through the driver, which saves the runtime's search for the kernel and its copies of the attributes. What that
+// cannot launch (a thread that has no context yet, a context that is not the device's own) the runtime can, or says why
+// not.
 cudaError_t launch_grid(const KernelInfo& kernel, const LaunchKnobs& knobs, dim3 grid, void* params, void* stream) {
-  cudaLaunchAttribute attributes[2];
-  cudaLaunchConfig_t config = {};
-  config.gridDim = grid;
-  config.blockDim = dim3(kernel.threads);
-  config.dynamicSmemBytes = kernel.smem_bytes;
-  config.stream = static_cast<cudaStream_t>(stream);
+  CUlaunchAttribute attributes[2];
+  CUlaunchConfig config = {};
+  config.gridDimX = grid.x;
+  config.gridDimY = grid.y;
+  config.gridDimZ = grid.z;
+  config.blockDimX = static_cast<unsigned>(kernel.threads);
+  config.blockDimY = config.blockDimZ = 1;
+  config.sharedMemBytes = static_cast<unsigned>(kernel.smem_bytes);
+  config.hStream = static_cast<CUstream>(stream);
   config.attrs = attributes;
   const int cluster = cluster_size(kernel);
   if (cluster > 1) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeClusterDimension;
-    attributes[config.numAttrs].val.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
-    ++config.numAttrs;
+    CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION;
+    attribute.value.clusterDim = {static_cast<unsigned>(cluster), 1, 1};
   }
   if (knobs.pdl) {
-    attributes[config.numAttrs].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[config.numAttrs].val.programmaticStreamSerializationAllowed = 1;
-    ++config.numAttrs;
+    CUlaunchAttribute& attribute = attributes[config.numAttrs++];
+    attribute.id = CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION;
+    attribute.value.programmaticStreamSerializationAllowed = 1;
   }
   void* arguments[] = {params};
-  return cudaLaunchKernelExC(&config, kernel.function, arguments);
+  static const auto driver = reinterpret_cast<LaunchEx>(driver_function("cuLaunchKernelEx"));
+  if (driver != nullptr && launching.kernel == &kernel && launching.function != nullptr &&
+      driver(&config, launching.function, arguments, nullptr) == CUDA_SUCCESS) {
+    return cudaSuccess;
+  }
+  return launch_by_runtime(kernel, config, arguments);
 }
 
 int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args,
@@ -183,10 +245,9 @@ const char* unsupported_knobs(const KernelInfo& kernel, const LaunchKnobs& knobs
 
 const char* launch(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args, int device, void* stream) {
   if (const char* reason = unsupported_knobs(kernel, knobs, args)) return reason;
-  bool waits = false;
-  cudaError_t error = prepare_once(kernel, device, &waits);
+  cudaError_t error = ready(kernel, device, &launching);
   LaunchKnobs allowed = knobs;
-  allowed.pdl = knobs.pdl && waits;
+  allowed.pdl = knobs.pdl && error == cudaSuccess && launching.waits;
   LaunchContext context{stream, {}};
   WorkspaceLease lease;
   const int64_t sharing = sharing_ctas(kernel, knobs, args);

@@ -5,6 +5,8 @@
 #include <array>
 #include <memory>
 
+#include "runtime/device.h"
+
 namespace cudal2 {
 namespace {
 
@@ -12,26 +14,12 @@ using EncodeTiled = CUresult (*)(CUtensorMap*, CUtensorMapDataType, cuuint32_t, 
                                  const cuuint64_t*, const cuuint32_t*, const cuuint32_t*, CUtensorMapInterleave,
                                  CUtensorMapSwizzle, CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-// Looked up at run time, so that the library also loads where there is no driver.
-EncodeTiled encode_tiled() {
-  static const EncodeTiled function = [] {
-    void* pointer = nullptr;
-    cudaDriverEntryPointQueryResult status;
-    if (cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &pointer, 12000, cudaEnableDefault, &status) !=
-        cudaSuccess) {
-      pointer = nullptr;
-    }
-    return reinterpret_cast<EncodeTiled>(pointer);
-  }();
-  return function;
-}
-
 CUresult encode(const MatrixView& view, CUtensorMap* map) {
   // A thread that has made no CUDA call yet, such as autograd's, has no context, and the driver wants one. This makes
   // the device's primary context current; it is no stream operation, so a capture may be in progress.
   int device = 0;
   if (cudaGetDevice(&device) != cudaSuccess || cudaSetDevice(device) != cudaSuccess) return CUDA_ERROR_INVALID_CONTEXT;
-  const EncodeTiled function = encode_tiled();
+  static const auto function = reinterpret_cast<EncodeTiled>(driver_function("cuTensorMapEncodeTiled"));
   if (function == nullptr) return CUDA_ERROR_NOT_SUPPORTED;
   const cuuint64_t dims[2] = {static_cast<cuuint64_t>(view.columns), static_cast<cuuint64_t>(view.rows)};
   const cuuint64_t strides[1] = {static_cast<cuuint64_t>(view.pitch) * 2};

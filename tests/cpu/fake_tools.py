@@ -1,4 +1,6 @@
-"""Compilers and packages that only look like ones, for the tests of the build. Makes build_tools importable."""
+"""Compilers and packages that only look like ones, for the tests of the build, and where the real CUDA headers are.
+
+Makes build_tools importable."""
 
 from __future__ import annotations
 
@@ -11,6 +13,9 @@ ROOT = Path(__file__).resolve().parents[2]
 if not (ROOT / "build_tools").is_dir():
     pytest.skip("tests of the build need the source tree", allow_module_level=True)
 sys.path.append(str(ROOT))  # last, so that the source tree does not shadow an installed cudal2
+
+from build_tools import cuda  # noqa: E402
+from build_tools.errors import BuildError  # noqa: E402
 
 FAKE_NVCC = """#!/bin/sh
 case "$1" in
@@ -44,3 +49,12 @@ def fake_torch(site: Path, version: str = "2.13.0+cpu", *, headers: bool = True)
         header.touch()
     (site / "torch" / "version.py").write_text(f"__version__ = '{version}'\n", encoding="utf-8")
     return site
+
+
+def cuda_headers() -> tuple[Path, ...]:
+    """Folders of the real CUDA headers; empty where there is no toolkit."""
+    nvcc = cuda.find_nvcc()
+    try:
+        return cuda.inspect(nvcc).includes if nvcc else ()
+    except BuildError:
+        return ()

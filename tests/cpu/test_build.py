@@ -171,6 +171,19 @@ def test_who_includes_torch_and_python(headers: str, allowed: set[str]) -> None:
     assert {path.name for path in sources if pattern.search(path.read_text(encoding="utf-8"))} == allowed
 
 
+def test_python_modules(tmp_path: Path) -> None:
+    """Tools for each Python, one short way for all of them, and neither where there is no Python.h."""
+    setup = make_setup(tmp_path)
+    pythons = tuple(host.Interpreter(tmp_path / name, f".{name}.so") for name in ("one", "two"))
+    for interpreters, expected in (
+        ((), set()),
+        (pythons, {"_tools.one.so", "_tools.two.so", "_eager.abi3.so"}),
+    ):
+        ninja = ninja_file.generate(ninja_file.Setup(**{**vars(setup), "interpreters": interpreters}))
+        assert {module.name for module in ninja.modules} == expected
+        assert len(edges(ninja, "link")) == 2 + len(expected)
+
+
 def test_the_stable_abi_target_is_torch_2_10(tmp_path: Path) -> None:
     (ops,) = [edge for edge in ninja_file.generate(make_setup(tmp_path)).edges if "ops.cpp.o: cxx" in edge]
     assert "-DTORCH_TARGET_VERSION=0x020a000000000000" in ops
@@ -284,7 +297,7 @@ def make_result(folder: Path) -> native.Result:
 @pytest.mark.parametrize("link_plans", [False, True])
 def test_results_replace_those_of_an_earlier_build(tmp_path: Path, link_plans: bool) -> None:
     result, package = make_result(tmp_path / "build"), tmp_path / "cudal2"
-    for stale in ("lib/libold.so", "_tools.cpython-310-x86_64-linux-gnu.so", "plans/gone.csv"):
+    for stale in ("lib/libold.so", "_tools.cpython-310-x86_64-linux-gnu.so", "_eager.abi3.so", "plans/gone.csv"):
         executable(package / stale, "stale")
     for _ in range(2):
         placed = native.place(result, package, link_plans=link_plans)

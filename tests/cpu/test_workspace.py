@@ -7,25 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from fake_tools import ROOT
-
-from build_tools import cuda
-from build_tools.errors import BuildError
+from fake_tools import ROOT, cuda_headers
 
 SOURCES = [Path(__file__).with_name("workspace_main.cpp"), ROOT / "csrc" / "runtime" / "workspace.cpp"]
 
 
-def _headers() -> tuple[Path, ...]:
-    nvcc = cuda.find_nvcc()
-    try:
-        return cuda.inspect(nvcc).includes if nvcc else ()
-    except BuildError:
-        return ()
-
-
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_launches_that_may_run_at_once_share_nothing(sanitizer: str, tmp_path: Path) -> None:
-    headers, compiler = _headers(), shutil.which("g++")
+    headers, compiler = cuda_headers(), shutil.which("g++")
     if not headers or compiler is None:
         pytest.skip("needs g++ and CUDA's headers")
     includes = [f"-I{ROOT / 'csrc'}", *(word for folder in headers for word in ("-isystem", str(folder)))]
