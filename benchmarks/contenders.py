@@ -54,6 +54,7 @@ DEFAULTS = {
     "graph": _DEVICE,
     "isolated": _DEVICE,
     "cold": tuple(name for name in _DEVICE if name not in ("cudal2_pdl", "own_pdl_plan")),
+    "sustained": ("torch", "lt_autotune", "cudal2", "own"),
     "offline": tuple(name for name in _USUAL if name not in ("torch_again", "tunableop", *_PDL)),
     "server": ("torch", "cublas", "lt_heuristic", "lt_autotune", "cudal2", "own"),
     "overhead": ("torch", "torch_again", "cublas", "lt_heuristic", "cudal2", "cudal2_again", "own"),

@@ -3,6 +3,7 @@
 graph     R launches of a contender back to back
 isolated  each launch behind a plain kernel of about 5 µs, whose own time is subtracted
 cold      as graph, over operand sets of more than twice L2 in all, so that they come from memory
+sustained a contender alone for a third of a second, taking turns: what power leaves of the clock, which is noted
 offline   call, synchronize: wall clock of each, shuffled
 server    as offline, with exponential gaps between the calls
 overhead  host time of a call while the queue is never empty
@@ -22,13 +23,14 @@ from typing import Any
 
 import torch
 
+from benchmarks.clocks import Clocks
 from benchmarks.guard import Call
 from cudal2.search.measure import Operands, Stopwatch, launches_for
 from cudal2.shapes import Shape
 
-DEVICE = ("graph", "isolated", "cold")
+DEVICE = ("graph", "isolated", "cold", "sustained")
 WALL = ("offline", "server", "overhead")
-ROUNDS = {"graph": 7, "isolated": 9, "cold": 7, "offline": 20, "server": 2, "overhead": 9}
+ROUNDS = {"graph": 7, "isolated": 9, "cold": 7, "sustained": 5, "offline": 20, "server": 2, "overhead": 9}
 
 Name = tuple[str, str]
 """A contender's layout and name."""
@@ -39,6 +41,9 @@ Samples = dict[Name, list[float]]
 REPLAY_US, MOST_LAUNCHES = 250.0, 50
 LARGE_US = 1000.0
 """From here on fewer rounds do: noise is relatively small."""
+
+SUSTAINED_US = 350_000.0
+"""How long a turn of sustained mode takes: the clock follows power within some tens of ms."""
 
 _SPACER_CYCLES = 9_000  # about 5 µs
 _SPACER = ("", "spacer")
@@ -107,6 +112,26 @@ def isolated(watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int) -> 
     times = watch.race(contenders, rounds)
     alone = statistics.median(times.pop(_SPACER))
     return {name: [us - alone for us in values] for name, values in times.items()}
+
+
+def sustained(
+    watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int, clocks: Callable[[], Clocks]
+) -> tuple[Samples, dict[Name, str]]:
+    """Each contender's median over the second half of a turn, by turns; and the clocks and power in those halves."""
+    times: Samples = {name: [] for name in graphs}
+    seen = {name: clocks() for name in graphs}
+    for turn in range(rounds):
+        for name in sorted(graphs, reverse=turn % 2 == 1):
+            graph = {name: graphs[name].graph}
+            once = watch.race(graph, 1)[name][0] * graphs[name].launches
+            half = max(2, math.ceil(SUSTAINED_US / 2 / once))
+            watch.race(graph, half)
+            times[name].append(statistics.median(watch.race(graph, half)[name]))
+            for _ in range(math.ceil(20_000 / once)):  # busy while the clocks are read
+                watch.replay(graphs[name].graph)
+            seen[name].sample()
+            watch.synchronize()
+    return times, {name: samples.summary() for name, samples in seen.items()}
 
 
 class Cold:

@@ -197,12 +197,14 @@ class Bench:
                 for name in names
                 if (layout, contenders.plain_name(name)) in fit
             }
-            samples, ran = self._time(mode, guard, mine, us)
+            clocks: dict[Name, str] = {}
+            samples, ran = self._time(mode, guard, mine, us, clocks)
             self._still_fit(guard, shape, mode, samples)
             groups = {layout: results_file.Group(mode, self.options.dtype, layout) for layout in self.layouts}
             rows = []
             for (layout, name), values in samples.items():
-                note = notes[layout, contenders.plain_name(name)]
+                said = notes[layout, contenders.plain_name(name)], clocks.get((layout, name))
+                note = "; ".join(filter(None, said))
                 rows.append(results_file.row(groups[layout], shape, name, values, ran[layout, name], note))
             yield mode, rows
 
@@ -241,11 +243,13 @@ class Bench:
         self.wrong.append(f"{contender.name}{ran} on {shape} {self.options.dtype} {contender.layout}: {problem}")
         self.own_wrong += contender.strict
 
-    def _time(self, mode: str, guard: Guard, fit: dict[Name, Contender], us: float) -> tuple[Samples, dict[Name, str]]:
+    def _time(
+        self, mode: str, guard: Guard, fit: dict[Name, Contender], us: float, clocks: dict[Name, str]
+    ) -> tuple[Samples, dict[Name, str]]:
         rounds = self.options.rounds or modes.ROUNDS[mode]
         ran = {name: contender.ran for name, contender in fit.items()}
         if mode in modes.DEVICE:
-            return self._on_device(mode, guard, fit, modes.rounds_for(rounds, us), us, ran)
+            return self._on_device(mode, guard, fit, modes.rounds_for(rounds, us), us, ran, clocks)
         source = random.Random(self._seed(guard.shape))
         calls = {name: contender.bind(guard.operands(name[0])) for name, contender in fit.items()}
         if mode == "overhead":
@@ -256,7 +260,14 @@ class Bench:
         return modes.wall(self.watch, calls, in_c, count, rate, source), ran
 
     def _on_device(
-        self, mode: str, guard: Guard, fit: dict[Name, Contender], rounds: int, us: float, ran: dict[Name, str]
+        self,
+        mode: str,
+        guard: Guard,
+        fit: dict[Name, Contender],
+        rounds: int,
+        us: float,
+        ran: dict[Name, str],
+        clocks: dict[Name, str],
     ) -> tuple[Samples, dict[Name, str]]:
         sets: Any = {layout: [guard.operands(layout)] for layout in self.layouts}
         cold = None
@@ -278,6 +289,10 @@ class Bench:
             ran[name] = ran[name] if fit[name].strict and ran[name] != "torch" else captured.kernels
         if not graphs:
             return {}, ran
+        if mode == "sustained":
+            samples, seen = modes.sustained(self.watch, graphs, rounds, lambda: Clocks(self.watch.device))
+            clocks.update(seen)
+            return samples, ran
         if cold:
             return cold.race(self.watch, graphs, rounds), ran
         return (modes.graph if mode == "graph" else modes.isolated)(self.watch, graphs, rounds), ran

@@ -46,6 +46,25 @@ struct KernelNodeParams {  // CUDA_KERNEL_NODE_PARAMS_v2
   Context context;
 };
 
+struct LaunchAttribute {  // CUlaunchAttribute, of which this uses one kind
+  int id;
+  int padding;
+  union {
+    unsigned cluster[3];
+    char size[64];
+  };
+};
+constexpr int kClusterDimension = 4;
+
+struct LaunchConfig {  // CUlaunchConfig
+  unsigned grid_x, grid_y, grid_z;
+  unsigned block_x, block_y, block_z;
+  unsigned shared_bytes;
+  Stream stream;
+  LaunchAttribute* attributes;
+  unsigned attribute_count;
+};
+
 struct Api {
   Result (*init)(unsigned);
   Result (*get_error_string)(Result, const char**);
@@ -72,6 +91,7 @@ struct Api {
   Result (*kernel_function)(Function*, Kernel);
   Result (*function_attribute)(int*, int, Function);
   Result (*occupancy)(int*, Function, int, std::size_t);
+  Result (*active_clusters)(int*, Function, const LaunchConfig*);
   Result (*function_name)(const char**, Function);  // null with a driver older than CUDA 12.3
   Result (*kernel_name)(const char**, Kernel);      // likewise
 };
@@ -115,6 +135,7 @@ inline const Api& api() {
     load(a.kernel_function, "cuKernelGetFunction");
     load(a.function_attribute, "cuFuncGetAttribute");
     load(a.occupancy, "cuOccupancyMaxActiveBlocksPerMultiprocessor");
+    load(a.active_clusters, "cuOccupancyMaxActiveClusters");
     load_if_there(a.function_name, "cuFuncGetName");
     load_if_there(a.kernel_name, "cuKernelGetName");
     return a;

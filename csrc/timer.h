@@ -129,6 +129,16 @@ class Timer {
     d["threads"] = threads;
     d["ctas"] = static_cast<int64_t>(node.grid_x) * node.grid_y * node.grid_z;
     d["ctas_per_sm"] = ctas_per_sm;
+    const KernelInfo& kernel = kernel_named(name);
+    const unsigned cluster = kernel.cluster_m * kernel.cluster_n * kernel.split;
+    if (cluster > 1) {  // clusters keep to a GPC, and not every GPC has as many SMs
+      driver::LaunchAttribute attribute = {driver::kClusterDimension, 0, {{cluster, 1, 1}}};
+      const driver::LaunchConfig config = {cluster, 1,          1, node.block_x, 1, 1, node.shared_bytes,
+                                           nullptr, &attribute, 1};
+      int clusters = 0;
+      driver::check(cuda.active_clusters(&clusters, function, &config), "occupancy of clusters");
+      d["clusters"] = clusters;
+    }
     return d;
   }
 

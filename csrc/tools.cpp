@@ -37,6 +37,7 @@ py::dict describe(const KernelInfo& k) {
   d["vector"] = k.vector;
   d["k_multiple"] = k.k_multiple;
   d["stream_k"] = k.stream_k;
+  d["workspace"] = k.workspace;
   return d;
 }
 

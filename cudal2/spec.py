@@ -24,7 +24,8 @@ _STAGES = r"_s(?P<stages>\d+)"
 _WARPS = r"_w(?P<warps_m>\d+)x(?P<warps_n>\d+)k(?P<warps_k>\d+)"
 _TAILS = {
     "sm90": _STAGES
-    + r"_c(?P<cluster_m>\d+)x(?P<cluster_n>\d+)(?:k(?P<split>\d+))?_(?P<schedule>coop|ping)(?P<consumers>\d+)",
+    + r"_c(?P<cluster_m>\d+)x(?P<cluster_n>\d+)(?:k(?P<split>\d+))?_(?P<schedule>coop|ping)(?P<consumers>\d+)"
+    + r"(?:_(?P<tma_store>tma))?(?:_(?P<workspace>ws))?",
     "wmma": _STAGES + _WARPS,
     "direct": _WARPS,
     "multistage": _STAGES
@@ -32,7 +33,7 @@ _TAILS = {
     + r"(?:_p(?P<prefetch>\d+))?(?:_(?P<copies>stagger|spread))?(?:_(?P<stream_k>sk))?(?:_(?P<vector>any))?",
 }
 _NAMES = [re.compile(_HEAD.format(family=family) + tail) for family, tail in _TAILS.items()]
-_FLAGS: dict[str, Any] = {"sk": True, "any": 1}
+_FLAGS: dict[str, Any] = {"sk": True, "ws": True, "tma": True, "any": 1}
 """What the words of a name stand for that are neither a number nor themselves."""
 
 
@@ -59,7 +60,8 @@ class KernelSpec:
 
     sm90: TMA + WGMMA. `consumers` warpgroups; `schedule` coop (they share a tile's rows) or ping (they alternate over
     tiles, one's epilogue under the other's mainloop); `cluster_m` x `cluster_n` CTAs share loads by multicast; `split`
-    CTAs of the cluster split K and reduce through distributed shared memory, in a fixed order.
+    CTAs of the cluster split K and reduce through distributed shared memory, in a fixed order; `tma_store`: C leaves
+    by TMA; `workspace`: any number of clusters can split K and reduce through global memory (the knob `split`).
     The others have `warps_m` x `warps_n` warps that tile the CTA tile, and `warps_k` that split each BK.
     wmma: cp.async + wmma fragments.
     direct: from global memory to mma.sync registers; no stages, BK is what is in flight at once.
@@ -87,6 +89,8 @@ class KernelSpec:
     prefetch: int = 1
     copies: str = "early"
     stream_k: bool = False
+    tma_store: bool = False
+    workspace: bool = False
     vector: int = 8
 
     @property
@@ -97,7 +101,8 @@ class KernelSpec:
             head += f"_s{self.stages}"
         if self.family == "sm90":
             split = f"k{self.split}" if self.split > 1 else ""
-            return f"{head}_c{self.cluster_m}x{self.cluster_n}{split}_{self.schedule}{self.consumers}"
+            words = "_tma" * self.tma_store + "_ws" * self.workspace
+            return f"{head}_c{self.cluster_m}x{self.cluster_n}{split}_{self.schedule}{self.consumers}{words}"
         head += f"_w{self.warps_m}x{self.warps_n}k{self.warps_k}"
         if self.family != "multistage":
             return head
@@ -137,6 +142,11 @@ class KernelSpec:
         return 128 * self.consumers + (128 if self.reallocates else 32)
 
     @property
+    def shares_tiles(self) -> bool:
+        """Whether CTAs can share a tile's K through a workspace: the knob `split`."""
+        return self.workspace or self.stream_k
+
+    @property
     def reallocates(self) -> bool:
         """Whether the accumulators need registers from a producer warpgroup: 168 a thread otherwise with two consumer
         warpgroups, 128 with three."""
@@ -171,10 +181,16 @@ class KernelSpec:
         panel = 64 if self.layout == "tn" else nn_panel_columns(self.bn)
         b_columns = self.bn if self.layout == "tn" else -(-self.bn // panel) * panel
         pipeline = self.stages * 2 * self.bk * (self.bm + b_columns)
-        around = 1024 + 4 * self.consumers * 16 * 64 * 2 + 16 * self.stages + 16
+        small, large = (self._sm90_smem(pipeline, staging) for staging in (2048, 4096))
+        limit = TWO_CTAS_SMEM if small <= TWO_CTAS_SMEM else MAX_SMEM["sm90"]
+        return large if self.tma_store and large <= limit else small
+
+    def _sm90_smem(self, pipeline: int, staging: int) -> int:
+        """With `staging` bytes for each warp's part of C on its way out."""
+        around = 1024 + 4 * self.consumers * staging + 16 * self.stages + 16
         beside = pipeline + self._reduction_bytes + around
         over = max(pipeline, self._reduction_bytes) + around
-        reuse = beside > MAX_SMEM["sm90"] or (beside > TWO_CTAS_SMEM >= over)
+        reuse = self.split > 1 and (beside > MAX_SMEM["sm90"] or beside > TWO_CTAS_SMEM >= over)
         return over if reuse else beside
 
     def _multistage_smem(self) -> int:
@@ -238,6 +254,8 @@ class KernelSpec:
             return f"{self.accumulator_registers} accumulator registers do not fit {self.threads} threads"
         if not 1 <= self.cluster_size <= 8 and self.cluster_size != 16:
             return f"cluster of {self.cluster_size} CTAs; expected 1 to 8, or 16"
+        if self.workspace and (self.schedule == "ping" or self.split > 1):
+            return "workspace: not with ping, nor with a split in the cluster"
         if self.bm % (8 * self.cluster_n):
             return f"cluster_n={self.cluster_n}: slices of A need 8-row alignment"
         b_rows = self.bn if self.layout == "tn" else self.bk

@@ -215,12 +215,14 @@ class Session:
                 self.product(shape, spec.dtype, [subject], pad=index % 3, ragged=True)
                 self.product(shape, spec.dtype, [subject], pad=index % 3, bias=True, ragged=True)
         behaving = [Knobs()]
-        if spec.stream_k:
+        if spec.shares_tiles:
             for shape, shared in sharing(spec)[:: 3 if quick else 1]:
                 subject = Subject(spec.dtype, spec.layout, name, shared)
                 self.product(shape, spec.dtype, [subject])
                 self.product(shape, spec.dtype, [subject], bias=True)
-            behaving += [Knobs(split=3), Knobs(ctas=min(131, most_sharing(spec)))]
+            behaving.append(Knobs(split=3))
+        if spec.stream_k:
+            behaving.append(Knobs(ctas=min(131, most_sharing(spec))))
         for chosen in behaving:
             self.behaviour(Subject(spec.dtype, spec.layout, name, chosen))
 
@@ -348,14 +350,18 @@ def ragged_shapes() -> list[Shape]:
 
 
 def sharing(spec: KernelSpec) -> list[tuple[Shape, Knobs]]:
-    """Ways in which CTAs share tiles: splits that divide no K, and stream-K with fewer and more CTAs than tiles."""
+    """Ways in which CTAs share tiles: splits that divide no K, more CTAs than run at once, and for stream-K fewer and
+    more CTAs than tiles."""
     few = Shape(spec.bm + 1, spec.bn + 8, 40 * spec.bk + 8)
     some = Shape(4 * spec.bm + 3, 4 * spec.bn + 24, 7 * spec.bk - 3)
-    many = Shape(9 * spec.bm + 3, 17 * spec.bn + 24, 7 * spec.bk - 3)
     splits = [(shape, Knobs(split=split)) for split in (2, 3, 5) for shape in (few, some)]
+    along_n = min(most_sharing(spec), 900) // 12 - 2
+    splits.append((Shape(3 * spec.bm + 3, (along_n - 1) * spec.bn + 8, 7 * spec.bk - 3), Knobs(split=3)))
+    if not spec.stream_k:
+        return splits
+    many = Shape(9 * spec.bm + 3, 17 * spec.bn + 24, 7 * spec.bk - 3)
     counts = (7, min(131, most_sharing(spec)))
-    streams = [(shape, Knobs(ctas=ctas, group=3, raster=1)) for ctas in counts for shape in (few, some, many)]
-    return splits + streams
+    return splits + [(shape, Knobs(ctas=ctas, group=3, raster=1)) for ctas in counts for shape in (few, some, many)]
 
 
 def _with_pdl(knobs: Knobs, pdl: bool) -> Knobs:

@@ -38,7 +38,7 @@ struct DirectConfig {
   static constexpr int kPartial = kWarpsM * kWarpsN * 2 * I * 32 * 2 * J;  // fp32 of all warps of one k
   static constexpr int kSmem = kWarpsK > 1 ? kWarpsK * kPartial * 4 : 0;
   static constexpr int kVector = 8, kMultipleOfK = kChunk, kMaxTilesN = 65535;
-  static constexpr bool kStreamK = false;
+  static constexpr bool kStreamK = false, kWorkspace = false;
   static constexpr int kMinArch = 80, kMaxArch = 999;
 };
 

@@ -30,6 +30,7 @@ KernelInfo entry_of(const char* name, const char* family, const void* function, 
   info.k_multiple = Config::kMultipleOfK;
   info.max_tiles_n = Config::kMaxTilesN;
   info.stream_k = Config::kStreamK;
+  info.workspace = Config::kWorkspace;
   info.function = function;
   info.launch = launch;
   return info;

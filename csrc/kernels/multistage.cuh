@@ -48,7 +48,7 @@ struct MultistageConfig {
   static constexpr int kThreads = 32 * kWarpsM * kWarpsN * kWarpsK;
   static constexpr int kPrefetch = Prefetch_;
   static constexpr Copies kCopies = kCopies_;
-  static constexpr bool kStreamK = StreamK_;
+  static constexpr bool kStreamK = StreamK_, kWorkspace = StreamK_;
   static constexpr int kVector = Vector_, kMultipleOfK = 1, kMaxTilesN = 1 << 30;
   static constexpr int kMinArch = 80, kMaxArch = 999;
 

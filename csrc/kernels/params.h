@@ -13,15 +13,31 @@ namespace cudal2 {
 // overfill much. KernelSpec has the same rule.
 constexpr int nn_panel_columns(int bn) { return bn % 64 == 0 || bn > 96 ? 64 : bn % 32 == 0 ? 32 : 16; }
 
+// Columns of the box in which C is stored: the widest swizzle that divides the tile, and what each CTA of a cluster's
+// split owns of it.
+constexpr int store_columns(int bn, int split) {
+  const int owned = (bn / 8 + split - 1) / split * 8;
+  for (const int width : {64, 32, 16}) {
+    if (bn % width == 0 && owned % width == 0) return width;
+  }
+  return 8;
+}
+
+constexpr int kMostParts = 16;  // CTAs that can share a tile of sm90 through the workspace
+
 struct Sm90Params {
-  CUtensorMap tma_a, tma_b;
+  CUtensorMap tma_a, tma_b, tma_c;
   void* c;
   const void* bias;
   int64_t ldc;
   int m, n;
-  int k_blocks;  // ceil(K / BK)
-  int tiles;     // tiles_m * tiles_n of `order`
+  int k_blocks;   // ceil(K / BK)
+  int split;      // clusters that share each tile's K through the workspace (Workspace); 1: none
+  Divisor tiles;  // tiles_m * tiles_n of `order`
+  Divisor step;   // from one tile of a cluster to its next: the grid's clusters, or `tiles` where clusters share tiles
   TileOrder order;
+  float* partials;  // of shared tiles: BM * BN for each CTA
+  uint32_t* words;  // one for each tile, 0 between launches: see SharedTile in sm90.cuh
 };
 
 struct WmmaParams {

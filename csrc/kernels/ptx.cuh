@@ -100,6 +100,12 @@ __device__ __forceinline__ void cluster_sync_relaxed() {
   asm volatile("barrier.cluster.arrive.relaxed.aligned;\nbarrier.cluster.wait.aligned;" ::: "memory");
 }
 
+// The two halves of it, for threads that have something to do in between. Every thread takes part in both.
+__device__ __forceinline__ void cluster_arrive_relaxed() {
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() { asm volatile("barrier.cluster.wait.aligned;" ::: "memory"); }
+
 // Address, in the cluster's window, of `address` in another CTA.
 __device__ __forceinline__ uint32_t map_to_cta(uint32_t address, uint32_t cta) {
   uint32_t remote;
@@ -128,6 +134,20 @@ __device__ __forceinline__ void acquire_registers() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
 }
 
+// Whether this thread is the one that speaks for its warp, the same one every time. All of the warp ask. The compiler
+// then knows that one thread is meant, and keeps addresses in uniform registers.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t elected;
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "elect.sync _|p, 0xFFFFFFFF;\n"
+      "selp.b32 %0, 1, 0, p;\n"
+      "}\n"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 // TMA -----------------------------------------------------------------------------------------------------------------
 
 __device__ __forceinline__ void prefetch_tensor_map(const void* map) {
@@ -152,6 +172,24 @@ __device__ __forceinline__ void tma_load_multicast(uint32_t destination, const v
       "l"(map), "r"(barrier), "r"(x), "r"(y), "h"(ctas)
       : "memory");
 }
+
+// Stores a box from shared memory; what lies outside the tensor is left out. Asynchronous: the stores of a thread form
+// groups, and a group is waited for before its buffer is written again or the CTA exits.
+__device__ __forceinline__ void tma_store(const void* map, uint32_t source, int x, int y) {
+  asm volatile("cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%2, %3}], [%1];" ::"l"(map), "r"(source),
+               "r"(x), "r"(y)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+
+// Waits until all but the last `Pending` groups have been read from shared memory.
+template <int Pending>
+__device__ __forceinline__ void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(Pending) : "memory");
+}
+
+// Makes this thread's writes to shared memory visible to the TMA unit.
+__device__ __forceinline__ void proxy_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 
 // WGMMA ---------------------------------------------------------------------------------------------------------------
 
@@ -208,12 +246,35 @@ __device__ __forceinline__ uint4 load_shared(uint32_t address) {
   return value;
 }
 
+__device__ __forceinline__ uint32_t load_shared_u32(uint32_t address) {
+  uint32_t value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_shared_u32(uint32_t address, uint32_t value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
+}
+
 __device__ __forceinline__ float4 load_shared_f32(uint32_t address) {
   float4 value;
   asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"
                : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
                : "r"(address)
                : "memory");
+  return value;
+}
+
+// Meeting other CTAs through global memory. Release and acquire, at the device's scope.
+__device__ __forceinline__ uint32_t atomic_add_ordered(uint32_t* word, uint32_t value) {
+  uint32_t before;
+  asm volatile("atom.add.acq_rel.gpu.global.u32 %0, [%1], %2;" : "=r"(before) : "l"(word), "r"(value) : "memory");
+  return before;
+}
+
+__device__ __forceinline__ uint32_t load_acquire(const uint32_t* word) {
+  uint32_t value;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(word) : "memory");
   return value;
 }
 

@@ -48,7 +48,7 @@ struct WmmaConfig {
 
   // Before 8.0 there are no bf16 fragments: such an instance is compiled empty there, and its KernelInfo says 8.0.
   static constexpr int kVector = 8, kMultipleOfK = 1, kMaxTilesN = 1 << 30;
-  static constexpr bool kStreamK = false;
+  static constexpr bool kStreamK = false, kWorkspace = false;
   static constexpr int kMinArch = std::is_same_v<T, bf16> ? 80 : 75, kMaxArch = 999;
 };
 

@@ -50,7 +50,7 @@ struct LaunchKnobs {
   int raster = 0;  // 0: groups run along M; 1: along N
   int ctas = 0;    // persistent grid of at most this many CTAs; 0: one CTA per tile. With KernelInfo::stream_k, exactly
                    // that many CTAs share the work of all (tile, k block) pairs evenly: stream-K
-  int split = 1;   // CTAs that share the K of each tile, for kernels with a workspace (KernelInfo::stream_k)
+  int split = 1;   // CTAs that share the K of each tile, for kernels with a workspace (KernelInfo::workspace)
   bool pdl = false;  // launched with programmatic stream serialization (programmatic dependent launch)
 };
 
@@ -84,7 +84,8 @@ struct KernelInfo {
   int vector = 8;      // elements to which bases and pitches of A, B and C, and N, must be aligned: 8, or 1 (any)
   int k_multiple = 1;  // what K must be a multiple of
   int max_tiles_n = 1 << 30;  // along N: a grid's y dimension where the kernel has one
-  bool stream_k = false;      // CTAs can share tiles through a workspace: LaunchKnobs::split, and ctas as stream-K
+  bool workspace = false;     // CTAs can share tiles through a workspace: LaunchKnobs::split
+  bool stream_k = false;      // with `workspace`: LaunchKnobs::ctas means stream-K
 };
 
 // A row of the plan table, resolved against the registry.

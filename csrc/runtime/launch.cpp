@@ -24,8 +24,15 @@ int64_t tile_count(const KernelInfo& kernel, const GemmArgs& args) {
   return ceil_div(args.m, kernel.bm) * ceil_div(args.n, kernel.bn);
 }
 
+// Tiles, in whole clusters.
+int64_t clustered_tile_count(const KernelInfo& kernel, const GemmArgs& args) {
+  const int64_t rows = int64_t{kernel.bm} * kernel.cluster_m, columns = int64_t{kernel.bn} * kernel.cluster_n;
+  return ceil_div(args.m, rows) * ceil_div(args.n, columns) * kernel.cluster_m * kernel.cluster_n;
+}
+
 int64_t partial_bytes(const KernelInfo& kernel, int64_t sharing) {
-  return sharing * 2 * kernel.bm * kernel.bn * static_cast<int64_t>(sizeof(float));
+  const int slots = kernel.stream_k ? 2 : 1;  // of a CTA: with stream-K it may begin in one tile and end in another
+  return sharing * slots * kernel.bm * kernel.bn * static_cast<int64_t>(sizeof(float));
 }
 
 // What has been seen of a kernel, a bit per device: that it was prepared, and that its code, where it is of 9.0 or
@@ -122,12 +129,8 @@ using LaunchEx = CUresult (*)(const CUlaunchConfig*, CUfunction, void**, void**)
 }  // namespace
 
 TileOrder tile_order(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
-  TileOrder order;
-  order.tiles_m = static_cast<int>(ceil_div(args.m, int64_t{kernel.bm} * kernel.cluster_m));
-  order.tiles_n = static_cast<int>(ceil_div(args.n, int64_t{kernel.bn} * kernel.cluster_n));
-  order.raster = knobs.raster;
-  order.group = std::max(1, std::min(knobs.group, knobs.raster == 0 ? order.tiles_m : order.tiles_n));
-  return order;
+  return {static_cast<int>(ceil_div(args.m, int64_t{kernel.bm} * kernel.cluster_m)),
+          static_cast<int>(ceil_div(args.n, int64_t{kernel.bn} * kernel.cluster_n)), knobs.group, knobs.raster};
 }
 
 // Through the driver, which saves the runtime's search for the kernel and its copies of the attributes. What that
@@ -176,7 +179,9 @@ int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmAr
                      (tn ? kernel.bn : kernel.bk) / kernel.cluster_m,
                      tn ? 64 : nn_panel_columns(kernel.bn),
                      args.dtype};
-  if (tensor_map(a, &params.tma_a) != CUDA_SUCCESS || tensor_map(b, &params.tma_b) != CUDA_SUCCESS) {
+  const MatrixView c{args.c, args.m, args.n, args.ldc, 16, store_columns(kernel.bn, kernel.split), args.dtype};
+  if (tensor_map(a, &params.tma_a) != CUDA_SUCCESS || tensor_map(b, &params.tma_b) != CUDA_SUCCESS ||
+      tensor_map(c, &params.tma_c) != CUDA_SUCCESS) {
     return cudaErrorInvalidValue;
   }
   params.c = args.c;
@@ -186,11 +191,15 @@ int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmAr
   params.n = static_cast<int>(args.n);
   params.k_blocks = static_cast<int>(ceil_div(args.k, kernel.bk));
   params.order = tile_order(kernel, knobs, args);
-  params.tiles = params.order.tiles_m * params.order.tiles_n;
+  params.tiles = Divisor(params.order.tiles_m * params.order.tiles_n);
+  params.split = knobs.split;
+  params.partials = context.workspace.partials;
+  params.words = reinterpret_cast<uint32_t*>(context.workspace.counters);
 
   const int cluster = cluster_size(kernel);
-  int clusters = params.tiles;
+  int clusters = params.tiles.value * knobs.split;
   if (knobs.ctas > 0 && kernel.split == 1) clusters = std::min(clusters, std::max(1, knobs.ctas / cluster));
+  params.step = Divisor(std::min(clusters, params.tiles.value));
   return launch_grid(kernel, knobs, dim3(clusters * cluster), &params, context.stream);
 }
 
@@ -223,22 +232,23 @@ const char* unsupported(const KernelInfo& kernel, const GemmArgs& args, int devi
 }
 
 int64_t sharing_ctas(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
-  if (!kernel.stream_k) return 0;
-  const int64_t tiles = tile_count(kernel, args);
-  if (knobs.ctas > 0) return std::min<int64_t>(knobs.ctas, tiles * ceil_div(args.k, kernel.bk));
+  if (!kernel.workspace) return 0;
+  const int64_t tiles = clustered_tile_count(kernel, args);
+  if (kernel.stream_k && knobs.ctas > 0) return std::min<int64_t>(knobs.ctas, tiles * ceil_div(args.k, kernel.bk));
   return knobs.split > 1 ? tiles * knobs.split : 0;
 }
 
 const char* unsupported_knobs(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
   if (knobs.split < 1) return "split: must be at least 1";
-  if (knobs.split == 1 && !kernel.stream_k) return nullptr;
-  if (!kernel.stream_k) return "split: this kernel has no workspace to share a tile's K through";
+  if (knobs.split == 1 && !kernel.workspace) return nullptr;
+  if (!kernel.workspace) return "split: this kernel has no workspace to share a tile's K through";
   if (knobs.split > 1 && knobs.ctas > 0)
     return "split: of each tile, and ctas that share all tiles, exclude each other";
   if (ceil_div(args.k, kernel.bk) < knobs.split) return "split: K has fewer blocks";
+  if (!kernel.stream_k && knobs.split > kMostParts) return "split: at most 16 CTAs can share a tile of this kernel";
   const int64_t sharing = sharing_ctas(kernel, knobs, args);
   if (sharing == 0) return nullptr;
-  if (tile_count(kernel, args) > kWorkspaceCounters) return "workspace: more than 65536 tiles";
+  if (clustered_tile_count(kernel, args) > kWorkspaceCounters) return "workspace: more than 65536 tiles";
   if (partial_bytes(kernel, sharing) > kWorkspaceBytes) return "workspace: more than 32 MiB of partial tiles";
   return nullptr;
 }

@@ -27,7 +27,8 @@ CUresult encode(const MatrixView& view, CUtensorMap* map) {
   const cuuint32_t steps[2] = {1, 1};
   const CUtensorMapSwizzle swizzle = view.box_columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
                                      : view.box_columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                                              : CU_TENSOR_MAP_SWIZZLE_32B;
+                                     : view.box_columns == 16 ? CU_TENSOR_MAP_SWIZZLE_32B
+                                                              : CU_TENSOR_MAP_SWIZZLE_NONE;
   return function(map, view.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
                   const_cast<void*>(view.base), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
                   CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);

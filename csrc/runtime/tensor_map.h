@@ -9,8 +9,8 @@
 
 namespace cudal2 {
 
-// A row-major matrix of `rows` x `columns` 16-bit elements, loaded in boxes of `box_rows` x `box_columns` (64, 32 or
-// 16) and swizzled over that width; zeros outside.
+// A row-major matrix of `rows` x `columns` 16-bit elements, loaded or stored in boxes of `box_rows` x `box_columns`
+// (64, 32, 16 or 8) and swizzled over that width (8: not at all); zeros outside.
 struct MatrixView {
   const void* base;
   int64_t rows, columns, pitch;  // pitch in elements

@@ -25,7 +25,7 @@ class Machine:
     sm_threads: int = 2048
     flops: float = 6100.0
     mma_flops: float = 4880.0
-    l2_bytes: float = 60.0
+    l2_bytes: float = 100.0
     hbm_bytes: float = 4300.0
     l2_size: int = 50 << 20
     latency_ns: float = 900.0
@@ -33,6 +33,9 @@ class Machine:
 
 
 H200 = Machine()
+
+MOST_PARTS = 16
+"""CTAs that can share a tile of an sm90 kernel through the workspace, as in csrc/kernels/params.h."""
 
 SPREAD = 3.0
 """How many times the best prediction a kernel worth timing may take: the model is wrong by less than this."""
@@ -68,15 +71,27 @@ def waves(spec: KernelSpec, shape: Shape, machine: Machine = H200) -> float:
 
 
 def predict_us(spec: KernelSpec, shape: Shape, machine: Machine = H200) -> float:
-    """Predicted device time in µs of one launch."""
+    """Predicted device time in µs of one launch, with the better of no split and the widest that fills the device."""
     if spec.family == "direct":
         return _predict_direct_us(spec, shape, machine)
+    widest = widest_split(spec, shape, machine.sms * ctas_per_sm(spec, machine)) if spec.workspace else 1
+    return min(_predict_split_us(spec, shape, split, machine) for split in {1, widest})
+
+
+def widest_split(spec: KernelSpec, shape: Shape, slots: int) -> int:
+    """Into how many parts a tile's K can be shared through the workspace so that all CTAs run at once, each with at
+    least two blocks. `slots`: CTAs that the device runs at once."""
+    return max(1, min(slots // math.prod(tiles(spec, shape)), math.ceil(shape.k / spec.bk) // 2, MOST_PARTS))
+
+
+def _predict_split_us(spec: KernelSpec, shape: Shape, shared: int, machine: Machine) -> float:
+    """With `shared` clusters to a tile."""
     along_m, along_n = tiles(spec, shape)
-    ctas = along_m * along_n * spec.split
+    ctas = along_m * along_n * spec.split * shared
     sms = usable_sms(spec, machine)
     together = min(ctas_per_sm(spec, machine), max(1, math.ceil(ctas / sms)))  # CTAs sharing an SM
     rounds = math.ceil(ctas / (sms * together))
-    steps = math.ceil(math.ceil(shape.k / spec.bk) / spec.split)
+    steps = math.ceil(math.ceil(shape.k / spec.bk) / (spec.split * shared))
 
     rate = (machine.flops if spec.family == "sm90" else machine.mma_flops) * _tensor_efficiency(spec)
     flops_ns = together * steps * 2 * spec.bm * spec.bn * spec.bk / rate
@@ -88,12 +103,20 @@ def predict_us(spec: KernelSpec, shape: Shape, machine: Machine = H200) -> float
     reduce_ns = 0.0
     if spec.split > 1:
         reduce_ns = 500 + together * 4 * spec.bm * spec.bn * (spec.split - 1) / spec.split / 30.0
+    if shared > 1:
+        reduce_ns = 2500 + together * 8 * spec.bm * spec.bn / 60.0
     epilogue_ns = together * 2 * spec.bm * spec.bn / 25.0
-    wave_ns = machine.latency_ns + max(flops_ns, loads_ns, step_ns) + reduce_ns + epilogue_ns
+    wave_ns = max(flops_ns, loads_ns, step_ns) + reduce_ns
+    if spec.schedule == "ping" and rounds > 1:  # one tile's epilogue under the next one's products
+        all_ns = machine.latency_ns + rounds * max(wave_ns, epilogue_ns) + epilogue_ns
+    elif rounds > 2 and spec.family == "sm90" and spec.split * shared == 1:  # persistent: loads run ahead
+        all_ns = machine.latency_ns + rounds * (wave_ns + epilogue_ns * (0.6 if spec.tma_store else 1.0))
+    else:
+        all_ns = rounds * (machine.latency_ns + wave_ns + epilogue_ns)
 
     traffic = shape.bytes if shape.bytes > machine.l2_size else 2 * shape.m * shape.n
     hbm_ns = traffic / machine.hbm_bytes
-    return machine.launch_us + max(rounds * wave_ns, hbm_ns) / 1000
+    return machine.launch_us + max(all_ns, hbm_ns) / 1000
 
 
 def _predict_direct_us(spec: KernelSpec, shape: Shape, machine: Machine) -> float:

@@ -11,6 +11,7 @@ from cudal2.shapes import Shape
 from cudal2.spec import KernelSpec
 
 SPLITS = (2, 3, 4, 6, 8, 16)
+SM90_SPLITS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 16)
 MOST_WAVES = 4
 """How many waves of CTAs a split may make."""
 WORKSPACE_BYTES, WORKSPACE_COUNTERS = 32 << 20, 65536
@@ -24,6 +25,8 @@ def first(spec: KernelSpec, shape: Shape, slots: int) -> Knobs:
         return Knobs(ctas=slots if tiles > slots else max(1, tiles // 2))
     if _can_persist(spec) and tiles > 2.3 * slots:
         return Knobs(ctas=slots)
+    if spec.workspace:
+        return Knobs(split=cost.widest_split(spec, shape, slots))
     # One wave, if tiles alone make less than one and each CTA still has a few blocks to work on.
     blocks = math.ceil(shape.k / spec.bk)
     return Knobs(split=max((1, *(s for s in _splits(spec, shape, slots) if tiles * s <= slots and 2 * s <= blocks))))
@@ -35,9 +38,9 @@ def variants(spec: KernelSpec, shape: Shape, slots: int, knobs: Knobs) -> list[K
     changed: list[Knobs] = []
     if _can_persist(spec) and (along_m * along_n > slots or spec.schedule == "ping"):
         changed.append(replace(knobs, ctas=0 if knobs.ctas else slots))
-    if spec.stream_k:
+    if spec.shares_tiles:
         shared = [replace(knobs, ctas=0, split=split) for split in (1, *_splits(spec, shape, slots))]
-        if _fits(spec, shape, slots) and along_m * along_n * math.ceil(shape.k / spec.bk) > slots:
+        if spec.stream_k and _fits(spec, shape, slots) and along_m * along_n * math.ceil(shape.k / spec.bk) > slots:
             shared.append(replace(knobs, ctas=slots, split=1))
         changed += [other for other in shared if other != knobs]
     if along_m > 1 and along_n > 1 and spec.family != "direct":
@@ -50,16 +53,18 @@ def variants(spec: KernelSpec, shape: Shape, slots: int, knobs: Knobs) -> list[K
 def _splits(spec: KernelSpec, shape: Shape, slots: int) -> list[int]:
     """How many CTAs may share the K of each tile, above 1."""
     tiles, blocks = math.prod(cost.tiles(spec, shape)), math.ceil(shape.k / spec.bk)
+    choices = SPLITS if spec.stream_k else SM90_SPLITS if spec.workspace else ()
+    waves = MOST_WAVES if spec.stream_k else 1  # sm90's wait for each other
     return [
         split
-        for split in (SPLITS if spec.stream_k else ())
-        if tiles * split <= MOST_WAVES * slots and split <= blocks and _fits(spec, shape, tiles * split)
+        for split in choices
+        if tiles * split <= waves * slots and split <= blocks and _fits(spec, shape, tiles * split)
     ]
 
 
 def most_sharing(spec: KernelSpec) -> int:
-    """How many CTAs that share tiles find room in the workspace: fp32, two partial tiles for each."""
-    return WORKSPACE_BYTES // (2 * spec.bm * spec.bn * 4)
+    """How many CTAs that share tiles find room in the workspace: fp32, a partial tile for each, with stream-K two."""
+    return WORKSPACE_BYTES // ((2 if spec.stream_k else 1) * spec.bm * spec.bn * 4)
 
 
 def _fits(spec: KernelSpec, shape: Shape, ctas: int) -> bool:

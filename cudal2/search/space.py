@@ -9,50 +9,46 @@ from typing import Any
 
 from cudal2.spec import DTYPES, LAYOUTS, MAX_SMEM, KernelSpec
 
-# One line per tile: tile, stages, schedule and consumer warpgroups, then clusters MxN or MxNkSPLIT that share or split.
+# One line per tile: tile, stages, schedule and consumer warpgroups, then clusters MxN that share or MxNkSPLIT that
+# split, then options (KernelSpec's, as in a name): tma stores by TMA, ws splits through the workspace.
 _SM90 = """
-64x16x128  s8  coop1  1x1 1x1k2 1x1k4 1x1k8 1x1k16
+64x16x128  s8  coop1  1x1 1x1k4 1x1k8 1x1k16
 64x32x64   s6  coop1  1x1
 64x32x128  s6  coop1  1x1k2 1x1k4 1x1k8
-64x48x64   s10 coop1  1x1
-64x64x64   s6  coop1  1x1 1x1k2 1x1k4
-64x64x64   s12 coop1  1x1 1x2
+64x32x128  s6  coop1  1x1 ws
+64x64x64   s6  coop1  1x1
+64x64x64   s6  coop1  1x1 tma
 64x64x128  s6  coop1  1x1 1x2 2x1 1x1k2 1x1k4 1x1k8
-64x80x64   s8  coop1  1x1
-64x96x64   s8  coop1  1x1 1x2
-64x192x64  s6  coop1  1x1 2x1
+64x64x128  s6  coop1  1x1 ws
 64x96x64   s5  coop1  1x1
-64x128x64  s4  coop1  1x1 2x1 1x1k4 1x1k8 2x1k4
-64x128x64  s8  coop1  1x1 1x2 2x1 1x1k2 1x1k3 1x1k8 2x1k2
-64x128x128 s4  coop1  1x1 1x2 1x1k2
-64x256x64  s5  coop1  1x1 2x1
-64x128x64  s8  ping2  1x1 2x1
-64x192x64  s6  ping2  1x1 2x1
-64x256x64  s5  ping2  1x1 2x1
-128x64x64  s4  coop2  1x1 1x2 1x1k4
-128x64x64  s8  coop2  1x1 1x2 1x1k2 1x1k3 1x1k8
-128x64x128 s4  coop2  1x1 2x1
-128x96x64  s7  coop2  1x1 1x2
-128x208x64 s4  coop2  2x1
-128x224x64 s4  coop2  1x1 2x1
-128x128x64 s6  coop2  1x1 2x1 1x2 1x1k2 1x1k3 2x1k3 1x2k3
-128x192x64 s5  coop2  1x1 2x1 1x2
-128x256x64 s4  coop2  1x1 2x1 1x2
-128x64x64  s8  ping2  1x1 1x2
-128x112x64 s6  ping2  1x1
-128x128x64 s6  ping2  1x1 2x1 1x2
-128x144x64 s6  ping2  1x1 2x1
-128x160x64 s5  ping2  1x1 2x1
-128x176x64 s5  ping2  1x1 2x1 1x2
-128x192x64 s5  ping2  1x1 2x1 1x2
-256x64x64  s5  coop2  1x1
-256x128x64 s4  coop2  1x1 2x1 1x2
-256x96x64  s4  coop2  1x1
-256x160x64 s3  coop2  1x1 1x2
-256x192x64 s3  coop2  1x1 1x2
+64x96x128  s5  coop1  1x1
+64x128x64  s4  coop1  1x1
+64x128x64  s4  coop1  1x1 tma
+64x128x64  s8  coop1  1x1 1x2 1x1k3
+64x128x64  s8  coop1  1x1 2x1 ws
+64x128x128 s4  coop1  1x1 ws
+64x192x64  s6  coop1  1x1 2x1
+128x64x64  s4  coop2  1x1 1x1k4
+128x64x64  s8  coop2  1x2 1x1k3
+128x64x64  s8  coop2  1x1 1x2 ws
+128x64x128 s4  coop2  1x1
 192x64x64  s7  coop3  1x1 1x2
-192x128x64 s5  coop3  1x1 1x2
-192x192x64 s4  coop3  1x1
+128x128x64 s6  coop2  1x1 2x1 tma
+128x128x64 s6  coop2  1x1 1x2 ws
+128x192x64 s5  coop2  1x1 tma
+192x128x64 s5  coop3  1x1 1x2 tma
+128x256x64 s4  coop2  1x1 2x1 tma ws
+256x128x64 s4  coop2  1x2 tma
+128x64x64  s8  ping2  1x1 tma
+64x128x64  s8  ping2  1x1 tma
+64x192x64  s6  ping2  1x1 tma
+64x256x64  s5  ping2  1x1 2x1 tma
+128x128x64 s6  ping2  1x1 2x1 1x2 tma
+128x144x64 s6  ping2  1x1 2x1 tma
+128x160x64 s5  ping2  1x1 2x1 tma
+128x176x64 s5  ping2  1x1 2x1 tma
+128x192x64 s4  ping2  1x1 2x1 1x2 tma
+128x192x64 s5  ping2  1x1 2x1 tma
 """
 
 # Tile, stages, then warps along M x N, and those that split each BK. For Turing: elsewhere direct is faster.
@@ -120,11 +116,14 @@ def _cluster(text: str) -> tuple[int, int, int]:
 def _sm90() -> list[KernelSpec]:
     specs = []
     for line in _SM90.split("\n")[1:-1]:
-        tile, stages, workers, *clusters = line.split()
-        schedule, consumers = workers[:-1], int(workers[-1])
-        for cluster in clusters:
+        tile, stages, workers, *rest = line.split()
+        options = {name: word in rest for word, name in (("tma", "tma_store"), ("ws", "workspace"))}
+        for cluster in rest:
+            if cluster in ("tma", "ws"):
+                continue
             shape = (*_tile(tile), int(stages[1:]), *_cluster(cluster))
-            specs.append(KernelSpec("sm90", "f16", "tn", *shape, schedule=schedule, consumers=consumers))
+            schedule, consumers = workers[:-1], int(workers[-1])
+            specs.append(KernelSpec("sm90", "f16", "tn", *shape, schedule=schedule, consumers=consumers, **options))
     return specs
 
 

@@ -27,6 +27,9 @@ from cudal2.spec import KernelSpec
 OWN_MARGIN = 0.995
 """Dispatch runs the own kernel only where it measured at most this times torch.matmul."""
 
+POWER_US, MOST_LARGE = 250.0, 16
+"""From here on power sets the clock, and one kernel's times differ more than kernels do: fewer, timed more often."""
+
 TORCH, LT, LT_HEURISTIC = Candidate("torch"), Candidate("lt"), Candidate("lt_heuristic")
 
 
@@ -82,8 +85,9 @@ class Tuner:
     def slots(self, spec: KernelSpec, gemm: Any) -> int:
         """CTAs of a kernel that the device runs at once, in whole clusters."""
         if spec.name not in self._slots:
-            per_sm = self.watch.timer.occupancy(spec.name, native_knobs(Knobs()), gemm)["ctas_per_sm"]
-            self._slots[spec.name] = max(1, per_sm) * self.watch.sms // spec.cluster_size * spec.cluster_size
+            found = self.watch.timer.occupancy(spec.name, native_knobs(Knobs()), gemm)
+            by_sm = found["ctas_per_sm"] * self.watch.sms // spec.cluster_size
+            self._slots[spec.name] = max(1, found.get("clusters", by_sm)) * spec.cluster_size
         return self._slots[spec.name]
 
 
@@ -102,6 +106,8 @@ class _Run:
             candidates = seeds
         else:
             specs = cost.shortlist(self.tuner.specs.values(), self.key.shape, self.tuner.keep)
+            if specs and cost.predict_us(specs[0], self.key.shape) > POWER_US:
+                specs = specs[:MOST_LARGE]
             specs = list(dict.fromkeys([*specs, *self.tuner.neighbours(self.key)]))
             candidates = [started for spec in specs if (started := self.start(spec)) is not None]
         if self.careful:
@@ -109,8 +115,8 @@ class _Run:
         expected = min((cost.predict_us(self.spec(c), self.key.shape) for c in candidates), default=0.0)
         launches = launches_for(expected)
         if not seeds:
-            ranking = self.stage("quick", candidates, launches, 2 if expected < 500 else 1)[:6]
-            ranking = self.stage("top", ranking, launches, 5 if expected < 1000 else 3)
+            ranking = self.stage("quick", candidates, launches, 2 if expected < POWER_US else 4)[:6]
+            ranking = self.stage("top", ranking, launches, 5)
             if time.monotonic() < self.deadline:
                 ranking = self.knobs(ranking, launches)
         else:
@@ -165,7 +171,7 @@ class _Run:
             contenders = contenders + [other for other in others if (other.knobs.ctas, other.knobs.split) != grid]
         if len(contenders) == len(ranking[:3]):
             return ranking
-        raced = self.stage("knobs", contenders, launches, 3 if launches > 1 else 2)
+        raced = self.stage("knobs", contenders, launches, 3)
         return raced + [candidate for candidate in ranking if candidate not in raced]
 
     def right_ones(self, ranking: list[Candidate], count: int) -> list[Candidate]:
@@ -200,7 +206,7 @@ class _Run:
         graphs[TORCH] = self.watch.matmul(self.operands, launches)
         if self.tuner.lt is not None:
             graphs.update(self.lt_graphs(launches))
-        times = self.race("final", graphs, 9 if min(seen, default=1.0) < 1000 else 5)
+        times = self.race("final", graphs, 9)
         best = min(finalists, key=times.__getitem__)
         use = "own" if times[best] <= OWN_MARGIN * times[TORCH] else "cublas"
         return Plan(self.key, best.kernel, best.knobs, times[best], times[TORCH], times.get(LT), use)

@@ -5,18 +5,18 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
-    sm90_entry<Sm90Config<bf16, Layout::nn, 64, 128, 64, 8, 1, 1, 3, false, 1>>("sm90_bf16_nn_64x128x64_s8_c1x1k3_coop1"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 64, 128, 64, 8, 1, 1, 8, false, 1>>("sm90_bf16_nn_64x128x64_s8_c1x1k8_coop1"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 64, 128, 64, 8, 1, 2, 1, false, 1>>("sm90_bf16_nn_64x128x64_s8_c1x2_coop1"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 64, 128, 64, 8, 2, 1, 1, false, 1>>("sm90_bf16_nn_64x128x64_s8_c2x1_coop1"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 64, 128, 64, 8, 2, 1, 1, true, 2>>("sm90_bf16_nn_64x128x64_s8_c2x1_ping2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 64, 128, 64, 8, 2, 1, 2, false, 1>>("sm90_bf16_nn_64x128x64_s8_c2x1k2_coop1"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 96, 64, 7, 1, 1, 1, false, 2>>("sm90_bf16_nn_128x96x64_s7_c1x1_coop2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 96, 64, 7, 1, 2, 1, false, 2>>("sm90_bf16_nn_128x96x64_s7_c1x2_coop2"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 192, 64, 64, 6, 1, 1, 1, false, 3>>("sm90_bf16_nn_192x64x64_s6_c1x1_coop3"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 192, 64, 64, 6, 1, 2, 1, false, 3>>("sm90_bf16_nn_192x64x64_s6_c1x2_coop3"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 64, 192, 64, 6, 1, 1, 1, false, 1>>("sm90_bf16_nn_64x192x64_s6_c1x1_coop1"),
-    sm90_entry<Sm90Config<bf16, Layout::nn, 64, 192, 64, 6, 1, 1, 1, true, 2>>("sm90_bf16_nn_64x192x64_s6_c1x1_ping2"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 128, 64, 6, 2, 1, 1, true, 2, true, false>>("sm90_bf16_nn_128x128x64_s6_c2x1_ping2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 64, 256, 64, 5, 1, 1, 1, true, 2, true, false>>("sm90_bf16_nn_64x256x64_s5_c1x1_ping2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 64, 256, 64, 5, 2, 1, 1, true, 2, true, false>>("sm90_bf16_nn_64x256x64_s5_c2x1_ping2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 144, 64, 5, 1, 1, 1, true, 2, true, false>>("sm90_bf16_nn_128x144x64_s5_c1x1_ping2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 144, 64, 5, 2, 1, 1, true, 2, true, false>>("sm90_bf16_nn_128x144x64_s5_c2x1_ping2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 160, 64, 5, 1, 1, 1, true, 2, true, false>>("sm90_bf16_nn_128x160x64_s5_c1x1_ping2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 160, 64, 5, 2, 1, 1, true, 2, true, false>>("sm90_bf16_nn_128x160x64_s5_c2x1_ping2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 176, 64, 5, 1, 1, 1, true, 2, true, false>>("sm90_bf16_nn_128x176x64_s5_c1x1_ping2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 176, 64, 5, 2, 1, 1, true, 2, true, false>>("sm90_bf16_nn_128x176x64_s5_c2x1_ping2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 192, 64, 4, 1, 1, 1, true, 2, true, false>>("sm90_bf16_nn_128x192x64_s4_c1x1_ping2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 192, 64, 4, 1, 2, 1, true, 2, true, false>>("sm90_bf16_nn_128x192x64_s4_c1x2_ping2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::nn, 128, 192, 64, 4, 2, 1, 1, true, 2, true, false>>("sm90_bf16_nn_128x192x64_s4_c2x1_ping2_tma"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

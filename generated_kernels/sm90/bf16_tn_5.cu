@@ -5,18 +5,14 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
-    sm90_entry<Sm90Config<bf16, Layout::tn, 64, 192, 64, 6, 2, 1, 1, false, 1>>("sm90_bf16_tn_64x192x64_s6_c2x1_coop1"),
-    sm90_entry<Sm90Config<bf16, Layout::tn, 64, 192, 64, 6, 2, 1, 1, true, 2>>("sm90_bf16_tn_64x192x64_s6_c2x1_ping2"),
-    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 112, 64, 6, 1, 1, 1, true, 2>>("sm90_bf16_tn_128x112x64_s6_c1x1_ping2"),
-    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 128, 64, 6, 1, 1, 1, false, 2>>("sm90_bf16_tn_128x128x64_s6_c1x1_coop2"),
-    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 128, 64, 6, 1, 1, 1, true, 2>>("sm90_bf16_tn_128x128x64_s6_c1x1_ping2"),
-    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 128, 64, 6, 1, 1, 2, false, 2>>("sm90_bf16_tn_128x128x64_s6_c1x1k2_coop2"),
-    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 128, 64, 6, 1, 1, 3, false, 2>>("sm90_bf16_tn_128x128x64_s6_c1x1k3_coop2"),
-    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 128, 64, 6, 1, 2, 1, false, 2>>("sm90_bf16_tn_128x128x64_s6_c1x2_coop2"),
-    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 128, 64, 6, 1, 2, 1, true, 2>>("sm90_bf16_tn_128x128x64_s6_c1x2_ping2"),
-    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 128, 64, 6, 1, 2, 3, false, 2>>("sm90_bf16_tn_128x128x64_s6_c1x2k3_coop2"),
-    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 128, 64, 6, 2, 1, 1, false, 2>>("sm90_bf16_tn_128x128x64_s6_c2x1_coop2"),
-    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 128, 64, 6, 2, 1, 1, true, 2>>("sm90_bf16_tn_128x128x64_s6_c2x1_ping2"),
+    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 192, 64, 5, 1, 1, 1, false, 2, true, false>>("sm90_bf16_tn_128x192x64_s5_c1x1_coop2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 192, 64, 5, 1, 1, 1, true, 2, true, false>>("sm90_bf16_tn_128x192x64_s5_c1x1_ping2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 192, 64, 5, 2, 1, 1, true, 2, true, false>>("sm90_bf16_tn_128x192x64_s5_c2x1_ping2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::tn, 192, 128, 64, 5, 1, 1, 1, false, 3, true, false>>("sm90_bf16_tn_192x128x64_s5_c1x1_coop3_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::tn, 192, 128, 64, 5, 1, 2, 1, false, 3, true, false>>("sm90_bf16_tn_192x128x64_s5_c1x2_coop3_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 256, 64, 4, 1, 1, 1, false, 2, true, true>>("sm90_bf16_tn_128x256x64_s4_c1x1_coop2_tma_ws"),
+    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 256, 64, 4, 2, 1, 1, false, 2, true, true>>("sm90_bf16_tn_128x256x64_s4_c2x1_coop2_tma_ws"),
+    sm90_entry<Sm90Config<bf16, Layout::tn, 256, 128, 64, 4, 1, 2, 1, false, 2, true, false>>("sm90_bf16_tn_256x128x64_s4_c1x2_coop2_tma"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

@@ -99,7 +99,7 @@ def _rows(out: Path) -> list[dict[str, str]]:
 
 @pytest.mark.usefixtures("gpu")
 class TestRows:
-    @pytest.mark.parametrize("mode", ["graph", "isolated", "cold", "offline", "server", "overhead"])
+    @pytest.mark.parametrize("mode", ["graph", "isolated", "cold", "sustained", "offline", "server", "overhead"])
     def test_every_mode(
         self, mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:

@@ -214,6 +214,17 @@ class TestKnobs:
         tried = knobs.variants(wide, Shape(128, 8192, 8192), 264, Knobs())
         assert max(other.split for other in tried) == 4  # 64 tiles x 4 CTAs x 2 partial tiles of 64 KB
 
+    def test_hopper_kernels_share_tiles_in_one_wave(self) -> None:
+        spec = KernelSpec.parse("sm90_f16_tn_128x128x64_s6_c1x1_coop2_ws")
+        long = Shape(256, 1024, 16384)  # 16 tiles
+        assert knobs.first(spec, long, 132) == Knobs(split=8)
+        splits = {other.split for other in knobs.variants(spec, long, 132, Knobs(split=8))}
+        assert splits >= {1, 2, 4, 6}
+        assert max(splits) == 8  # those that share a tile wait for each other
+        assert knobs.first(spec, Shape(4096, 4096, 4096), 132) == Knobs(ctas=132)
+        assert {other.split for other in knobs.variants(spec, Shape(4096, 4096, 4096), 132, Knobs())} == {1}
+        assert cost.predict_us(spec, long) < 0.5 * cost.predict_us(replace(spec, workspace=False), long)
+
     def test_other_kernels_share_nothing(self) -> None:
         for spec in SPECS:
             start = knobs.first(spec, Shape(64, 4096, 8192), 132)

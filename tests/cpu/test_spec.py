@@ -22,6 +22,9 @@ WMMA = KernelSpec("wmma", "bf16", "nn", 32, 32, 64, 4, warps_m=2, warps_n=2)
         (SM90, "sm90_f16_tn_128x256x64_s4_c2x1_coop2"),
         (replace(SM90, cluster_m=1, bn=128, split=4), "sm90_f16_tn_128x128x64_s4_c1x1k4_coop2"),
         (replace(SM90, bn=128, schedule="ping", cluster_n=2), "sm90_f16_tn_128x128x64_s4_c2x2_ping2"),
+        (replace(SM90, tma_store=True), "sm90_f16_tn_128x256x64_s4_c2x1_coop2_tma"),
+        (replace(SM90, workspace=True), "sm90_f16_tn_128x256x64_s4_c2x1_coop2_ws"),
+        (replace(SM90, tma_store=True, workspace=True), "sm90_f16_tn_128x256x64_s4_c2x1_coop2_tma_ws"),
         (WMMA, "wmma_bf16_nn_32x32x64_s4_w2x2k1"),
         (DIRECT, "direct_f16_nn_16x32x128_w1x2k2"),
         (MULTISTAGE, "multistage_f16_nn_128x128x64_s3_w2x2k1"),
@@ -67,6 +70,8 @@ def test_parse_rejects_a_name_that_is_not_canonical() -> None:
         ({"schedule": "ping", "bn": 128, "consumers": 1}, "ping"),
         ({"schedule": "ping", "bn": 128, "split": 2}, "ping"),
         ({"split": 6}, "cluster of 12"),
+        ({"split": 2, "workspace": True}, "nor with a split"),
+        ({"schedule": "ping", "bn": 128, "workspace": True}, "not with ping"),
         ({"bn": 72, "cluster_m": 2}, "8-row"),
     ],
 )

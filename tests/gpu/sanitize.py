@@ -26,11 +26,15 @@ MODES = {
     "wmma": r"wmma_.*",
     "cooperative, one warpgroup": r"sm90_.*_64x\d+x64_s\d+_c1x1_coop1",
     "cooperative, two": r"sm90_.*_128x128x64_.*_c1x1_coop2",
-    "cooperative, registers reallocated": r"sm90_.*_(128x256|256x128)x64_.*_c1x1_coop2",
-    "cooperative, three": r"sm90_.*_192x.*_coop3",
-    "pingpong": r"sm90_.*_128x128x64_.*_c1x1_ping2",
-    "multicast of A": r"sm90_.*_c1x2_(coop|ping)\d",
-    "multicast of B": r"sm90_.*_c2x1_(coop|ping)\d",
+    "cooperative, registers reallocated": r"sm90_.*_(128x256|256x128)x64_.*_c1x1_coop2(_tma)?",
+    "cooperative, three": r"sm90_.*_192x.*_coop3(_tma)?",
+    "pingpong": r"sm90_.*_128x128x64_.*_c1x1_ping2(_tma)?",
+    "multicast of A": r"sm90_.*_c1x2_(coop|ping)\d(_tma)?",
+    "multicast of B": r"sm90_.*_c2x1_(coop|ping)\d(_tma)?",
+    "stores by TMA": r"sm90_.*_(128x128|64x256)x64_.*_ping2_tma",
+    "stores by TMA in narrow boxes": r"sm90_.*x(144|160|176)x64_.*_tma",
+    "workspace": r"sm90_.*_c1x1_coop\d(_tma)?_ws",
+    "workspace with multicast": r"sm90_.*_c(1x2|2x1)_coop\d(_tma)?_ws",
     "split-K": r"sm90_.*_c1x1k\d_coop\d",
     "split-K with multicast": r"sm90_.*_c(1x2|2x1)k\d_coop\d",
     "multistage": r"multistage_.*_w2x2k1",
@@ -69,7 +73,8 @@ def main() -> int:
 
 
 def launch(tools: Any, timer: Any, cuda: Cuda, kernel: str, layout: str, shape: tuple[int, int, int]) -> float:
-    """The largest absolute error of one launch, persistent on few CTAs where the kernel allows it."""
+    """The largest absolute error of one launch: K shared through the workspace, or persistent on few CTAs, where the
+    kernel allows it."""
     m, n, k = shape
     random = np.random.default_rng(0)
     a = random.standard_normal((m, k)).astype(np.float16)
@@ -80,7 +85,8 @@ def launch(tools: Any, timer: Any, cuda: Cuda, kernel: str, layout: str, shape: 
         a=pointers[0], b=pointers[1], c=pointers[2], bias=0, m=m, n=n, k=k,
         lda=k, ldb=stored.shape[1], ldc=n, dtype="f16", layout=layout,
     )  # fmt: skip
-    timer.launch(kernel, tools.Knobs(group=2, raster=1, ctas=4, pdl=False), gemm)
+    shared = {"split": 3} if kernel.endswith("_ws") else {"ctas": 4}
+    timer.launch(kernel, tools.Knobs(group=2, raster=1, pdl=False, **shared), gemm)
     timer.synchronize(300.0)
     result = cuda.download(pointers[2], (m, n))
     for pointer in pointers:

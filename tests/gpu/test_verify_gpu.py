@@ -23,7 +23,18 @@ def _sample() -> list[str]:
         spec = KernelSpec.parse(name)
         shares = spec.cluster_m * spec.cluster_n > 1
         kinds.setdefault(
-            (spec.dtype, spec.layout, spec.family, spec.schedule, shares, spec.split > 1, spec.stream_k, spec.vector),
+            (
+                spec.dtype,
+                spec.layout,
+                spec.family,
+                spec.schedule,
+                shares,
+                spec.split > 1,
+                spec.stream_k,
+                spec.workspace,
+                spec.tma_store,
+                spec.vector,
+            ),
             [],
         ).append(name)
     return sorted({name for names in kinds.values() for name in (names[0], names[len(names) // 2])})

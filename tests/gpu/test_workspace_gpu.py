@@ -19,18 +19,19 @@ from cudal2.spec import KernelSpec
 
 M, N, K = 64, 256, 8192
 """Few tiles and a long K: several such launches fit the device at once."""
-SHARED = [{"split": 5}, {"ctas": 13}]
+SHARED = [("stream_k", {"split": 5}), ("stream_k", {"ctas": 13}), ("workspace", {"split": 5})]
 MANY = 40
 """More streams than keep a workspace of their own (kMostStreams in csrc/runtime/workspace.h)."""
 
 
-def _kernel(stream_k: bool = True) -> str:
+def _kernel(kind: str = "stream_k") -> str:
+    """A kernel that shares tiles by stream-K too, by the workspace's split alone, or not at all (none)."""
     native = tools.load()
     major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     found = [
         kernel["name"]
         for kernel in (native.kernels() if native else [])
-        if kernel["stream_k"] == stream_k
+        if ("stream_k" if kernel["stream_k"] else "workspace" if kernel["workspace"] else "none") == kind
         and (kernel["dtype"], kernel["layout"]) == ("f16", "tn")
         and kernel["min_arch"] <= 10 * major + minor <= kernel["max_arch"]
     ]
@@ -40,9 +41,9 @@ def _kernel(stream_k: bool = True) -> str:
 
 
 @pytest.fixture(params=SHARED, ids=str)
-def knobs(request: pytest.FixtureRequest) -> dict[str, int]:
-    _kernel()
-    return request.param
+def knobs(request: pytest.FixtureRequest) -> dict[str, Any]:
+    kind, shared = request.param
+    return {"name": _kernel(kind), **shared}
 
 
 def gemm(a: Tensor, b: Tensor, out: Tensor, name: str | None = None, **knobs: Any) -> None:
@@ -53,7 +54,7 @@ def gemm(a: Tensor, b: Tensor, out: Tensor, name: str | None = None, **knobs: An
 class Product:
     """Operands of their own, what their product must be, bit for bit, and outputs for `count` launches."""
 
-    def __init__(self, knobs: dict[str, int], count: int = 10):
+    def __init__(self, knobs: dict[str, Any], count: int = 10):
         self.knobs = knobs
         self.a, self.b = half(M, K), half(N, K).t()
         self.outs = [torch.full((M, N), torch.nan, device="cuda").half() for _ in range(count)]
@@ -96,7 +97,7 @@ def _streams(count: int) -> list[torch.cuda.Stream]:
     return [torch.cuda.Stream() for _ in range(count)]
 
 
-def test_two_graphs_of_one_stream_replayed_at_once(knobs: dict[str, int]) -> None:
+def test_two_graphs_of_one_stream_replayed_at_once(knobs: dict[str, Any]) -> None:
     products = [Product(knobs) for _ in range(2)]
     one, *two = _streams(3)
     graphs = [product.capture(one) for product in products]
@@ -108,7 +109,7 @@ def test_two_graphs_of_one_stream_replayed_at_once(knobs: dict[str, int]) -> Non
             product.check()
 
 
-def test_a_graph_replayed_beside_eager_launches_on_its_stream(knobs: dict[str, int]) -> None:
+def test_a_graph_replayed_beside_eager_launches_on_its_stream(knobs: dict[str, Any]) -> None:
     captured, eager = Product(knobs), Product(knobs)
     stream, other = _streams(2)
     with torch.cuda.stream(stream):
@@ -123,7 +124,7 @@ def test_a_graph_replayed_beside_eager_launches_on_its_stream(knobs: dict[str, i
         eager.check()
 
 
-def test_streams_of_one_capture(knobs: dict[str, int]) -> None:
+def test_streams_of_one_capture(knobs: dict[str, Any]) -> None:
     products = [Product(knobs) for _ in range(3)]
     main, *sides = _streams(3)
     graph = torch.cuda.CUDAGraph()
@@ -145,7 +146,7 @@ def test_streams_of_one_capture(knobs: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize("count", [8, MANY])
-def test_many_streams(count: int, knobs: dict[str, int]) -> None:
+def test_many_streams(count: int, knobs: dict[str, Any]) -> None:
     """torch hands out 32 streams of each priority in turn: two priorities make more than MANY."""
     streams = [torch.cuda.Stream(priority=-(index % 2)) for index in range(count)]
     products = [Product(knobs, 4) for _ in streams]
@@ -157,7 +158,7 @@ def test_many_streams(count: int, knobs: dict[str, int]) -> None:
             product.check()
 
 
-def test_threads_on_streams_of_their_own_and_on_one(knobs: dict[str, int]) -> None:
+def test_threads_on_streams_of_their_own_and_on_one(knobs: dict[str, Any]) -> None:
     failures: list[BaseException] = []
     common = torch.cuda.Stream()
     products = [Product(knobs, 4) for _ in range(8)]
@@ -182,7 +183,7 @@ def test_threads_on_streams_of_their_own_and_on_one(knobs: dict[str, int]) -> No
     assert not failures, failures[0]
 
 
-def test_the_default_stream(knobs: dict[str, int]) -> None:
+def test_the_default_stream(knobs: dict[str, Any]) -> None:
     product, other = Product(knobs), Product(knobs)
     side = torch.cuda.Stream()
     for _ in range(10):
@@ -193,7 +194,7 @@ def test_the_default_stream(knobs: dict[str, int]) -> None:
         other.check()
 
 
-def test_under_programmatic_dependent_launch(knobs: dict[str, int]) -> None:
+def test_under_programmatic_dependent_launch(knobs: dict[str, Any]) -> None:
     """The next launch starts while this one still joins its parts, in the same workspace."""
     product = Product(knobs, 50)
     product.knobs = {**knobs, "pdl": True}
@@ -204,20 +205,21 @@ def test_under_programmatic_dependent_launch(knobs: dict[str, int]) -> None:
         product.check()
 
 
-def test_the_first_call_of_a_process_inside_a_capture(knobs: dict[str, int]) -> None:
+def test_the_first_call_of_a_process_inside_a_capture(knobs: dict[str, Any]) -> None:
     code = f"""
 import torch, cudal2
 a, b = (torch.randn(rows, {K}, device="cuda").half() for rows in ({M}, {N}))
 out, again = (torch.empty({M}, {N}, device="cuda").half() for _ in range(2))
 torch.cuda.synchronize()
 knobs = {{"group": 8, "raster": 0, "ctas": 0, "split": 1, "pdl": False, **{knobs!r}}}
+kernel = knobs.pop("name")
 graph = torch.cuda.CUDAGraph()
 with torch.cuda.graph(graph):
-    torch.ops.cudal2.gemm(a, b.t(), out, None, {_kernel()!r}, **knobs)
+    torch.ops.cudal2.gemm(a, b.t(), out, None, kernel, **knobs)
 for _ in range(3):
     a.normal_()
     graph.replay()
-    torch.ops.cudal2.gemm(a, b.t(), again, None, {_kernel()!r}, **knobs)
+    torch.ops.cudal2.gemm(a, b.t(), again, None, kernel, **knobs)
     assert torch.equal(out, again)
     torch.testing.assert_close(out, a @ b.t(), rtol=1e-2, atol=0.5)
 """
@@ -225,7 +227,7 @@ for _ in range(3):
     assert run.returncode == 0, run.stderr
 
 
-def test_what_a_destroyed_graph_had_is_used_again(knobs: dict[str, int]) -> None:
+def test_what_a_destroyed_graph_had_is_used_again(knobs: dict[str, Any]) -> None:
     kept, passing = Product(knobs), Product(knobs)
     stream, *two = _streams(3)
     graph = kept.capture(stream)
@@ -247,7 +249,7 @@ def test_what_a_destroyed_graph_had_is_used_again(knobs: dict[str, int]) -> None
 
 
 @pytest.mark.usefixtures("two_gpus")
-def test_another_device(knobs: dict[str, int]) -> None:
+def test_another_device(knobs: dict[str, Any]) -> None:
     product = Product(knobs, 1)
     a, b, out = (tensor.to("cuda:1") for tensor in (product.a, product.b.t(), product.outs[0]))
     gemm(a, b.t(), out, **knobs)
@@ -269,13 +271,16 @@ class TestErrors:
         assert not out.any()
 
     def test_a_kernel_without_a_workspace(self) -> None:
-        self._refused("split: this kernel has no workspace", name=_kernel(stream_k=False), split=2)
+        self._refused("split: this kernel has no workspace", name=_kernel("none"), split=2)
 
     def test_split_and_stream_k_at_once(self) -> None:
         self._refused("exclude each other", name=_kernel(), split=2, ctas=16)
 
     def test_more_parts_than_blocks(self) -> None:
         self._refused("split: K has fewer blocks", name=_kernel(), k=64, split=64)
+
+    def test_more_parts_than_a_hopper_tile_has(self) -> None:
+        self._refused("at most 16 CTAs", name=_kernel("workspace"), k=64 * 256, split=17)
 
     def test_more_partial_tiles_than_fit(self) -> None:
         spec = KernelSpec.parse(_kernel())
