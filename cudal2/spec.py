@@ -101,8 +101,8 @@ class KernelSpec:
             head += f"_s{self.stages}"
         if self.family == "sm90":
             split = f"k{self.split}" if self.split > 1 else ""
-            words = "_tma" * self.tma_store + "_ws" * self.workspace
-            return f"{head}_c{self.cluster_m}x{self.cluster_n}{split}_{self.schedule}{self.consumers}{words}"
+            options = "_tma" * self.tma_store + "_ws" * self.workspace
+            return f"{head}_c{self.cluster_m}x{self.cluster_n}{split}_{self.schedule}{self.consumers}{options}"
         head += f"_w{self.warps_m}x{self.warps_n}k{self.warps_k}"
         if self.family != "multistage":
             return head

@@ -33,12 +33,12 @@ def ratios(entries: Iterable[Entry]) -> Ratios:
     for entry in entries:
         if entry.us is None or entry.stage not in STAGES or (name := _base(entry.candidate.kernel)) is None:
             continue
-        stage = times[entry.key, entry.stage]
-        stage[name] = min(entry.us, stage.get(name, entry.us))
+        raced = times[entry.key, entry.stage]
+        raced[name] = min(entry.us, raced.get(name, entry.us))
     found: Ratios = defaultdict(dict)
-    for stage_name in STAGES:  # a later stage's figure replaces an earlier one's: it is measured better
-        for (key, stage), by_kernel in times.items():
-            if stage == stage_name:
+    for stage in STAGES:  # a later stage's figure replaces an earlier one's: it is measured better
+        for (key, of_stage), by_kernel in times.items():
+            if of_stage == stage:
                 best = min(by_kernel.values())
                 found[key].update({name: us / best for name, us in by_kernel.items()})
     return dict(found)

@@ -117,13 +117,12 @@ def _sm90() -> list[KernelSpec]:
     specs = []
     for line in _SM90.split("\n")[1:-1]:
         tile, stages, workers, *rest = line.split()
-        options = {name: word in rest for word, name in (("tma", "tma_store"), ("ws", "workspace"))}
+        base = KernelSpec("sm90", "f16", "tn", *_tile(tile), int(stages[1:]), tma_store="tma" in rest)
+        base = replace(base, workspace="ws" in rest, schedule=workers[:-1], consumers=int(workers[-1]))
         for cluster in rest:
-            if cluster in ("tma", "ws"):
-                continue
-            shape = (*_tile(tile), int(stages[1:]), *_cluster(cluster))
-            schedule, consumers = workers[:-1], int(workers[-1])
-            specs.append(KernelSpec("sm90", "f16", "tn", *shape, schedule=schedule, consumers=consumers, **options))
+            if cluster not in ("tma", "ws"):
+                cluster_m, cluster_n, split = _cluster(cluster)
+                specs.append(replace(base, cluster_m=cluster_m, cluster_n=cluster_n, split=split))
     return specs
 
 
