@@ -119,7 +119,7 @@ class TestRows:
         assert header["gpu"] == "NVIDIA H200"
         assert header["clocks"] == "SM 1980 MHz (1 samples)"
         assert header["table"] == "gpu NVIDIA H200, date 2026-01-01"
-        if mode in modes.DEVICE:
+        if "tunableop" in contenders.DEFAULTS[mode]:
             assert "TunableOp has no CUDA backend" in header["skipped_tunableop"]
 
     def test_figures_are_the_contenders_own(self, gpu: FakeGpu, tmp_path: Path) -> None:
