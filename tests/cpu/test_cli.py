@@ -19,7 +19,7 @@ from cudal2.plans import Key, Knobs, Plan, Table
 from cudal2.shapes import Shape
 from cudal2.spec import KernelSpec
 
-KERNEL = "sm90_f16_tn_128x256x64_s4_c2x1_coop2"
+KERNEL = "sm90_f16_tn_128x256x64_s4_c2x1_coop2_tma_ws"
 WITHOUT_GPU = pytest.mark.skipif(torch.cuda.is_available(), reason="what is printed where there is no GPU")
 
 
@@ -29,7 +29,7 @@ def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
     big, small = Key("f16", "tn", 4096, 4096, 4096), Key("f16", "tn", 16, 4096, 4096)
     entries = [
         Plan(big, KERNEL, Knobs(8, 0, 132), us=180.0, torch_us=198.0, lt_us=181.8),
-        Plan(small, "sm90_f16_tn_64x64x64_s8_c1x1k4_coop1", Knobs(), us=12.0, torch_us=9.0, use="cublas"),
+        Plan(small, "sm90_f16_tn_64x64x128_s6_c1x1k4_coop1", Knobs(), us=12.0, torch_us=9.0, use="cublas"),
     ]
     made = Table(
         {"gpu": "NVIDIA H200", "arch": "9.0", "sms": "132", "date": "2026-01-02"}, {plan.key: plan for plan in entries}
@@ -76,7 +76,7 @@ def test_explain_where_cublas_is_faster(table: Table, capsys: pytest.CaptureFixt
 )
 def test_explain_says_whether_pdl_is_used(flag: bool, switch: bool, said: str) -> None:
     key = Key("f16", "tn", 64, 8192, 64)
-    plan = Plan(key, "sm90_f16_tn_64x64x64_s8_c1x1_coop1", Knobs(pdl=flag), us=2.0, torch_us=3.0)
+    plan = Plan(key, "sm90_f16_tn_64x64x64_s6_c1x1_coop1", Knobs(pdl=flag), us=2.0, torch_us=3.0)
     with cudal2.pdl(switch):
         out = explain.lines(Table({}, {key: plan}), key, "h200.csv")
         cublas = explain.lines(Table({}, {key: replace(plan, use="cublas")}), key, "h200.csv")
@@ -99,7 +99,7 @@ def test_explain_names_the_table_s_date(table: Table, capsys: pytest.CaptureFixt
 
 def test_explain_says_nothing_of_groups_of_one() -> None:
     key = Key("f16", "tn", 64, 8192, 64)
-    plan = Plan(key, "sm90_f16_tn_64x64x64_s8_c1x1_coop1", Knobs(group=1), us=2.0, torch_us=3.0)
+    plan = Plan(key, "sm90_f16_tn_64x64x64_s6_c1x1_coop1", Knobs(group=1), us=2.0, torch_us=3.0)
     out = "\n".join(explain.lines(Table({}, {key: plan}), key, "h200.csv"))
     assert "1 x 128 tiles = 128 CTAs" in out
     assert "groups" not in out
