@@ -3,7 +3,7 @@
 graph     R launches of a contender back to back
 isolated  each launch behind a plain kernel of about 5 µs, whose own time is subtracted
 cold      as graph, over operand sets of more than twice L2 in all, so that they come from memory
-sustained a contender alone for a third of a second, taking turns: what power leaves of the clock, which is noted
+sustained a contender alone for more than a second, taking turns: what power leaves of the clock, which is noted
 offline   call, synchronize: wall clock of each, shuffled
 server    as offline, with exponential gaps between the calls
 overhead  host time of a call while the queue is never empty
@@ -42,8 +42,8 @@ REPLAY_US, MOST_LAUNCHES = 250.0, 50
 LARGE_US = 1000.0
 """From here on fewer rounds do: noise is relatively small."""
 
-SUSTAINED_US = 350_000.0
-"""How long a turn of sustained mode takes: the clock follows power within some tens of ms."""
+SUSTAINED_US = 2_200_000.0
+"""How long a turn of sustained mode takes: NVML's power is the average of the last second."""
 
 _SPACER_CYCLES = 9_000  # about 5 µs
 _SPACER = ("", "spacer")
@@ -117,7 +117,7 @@ def isolated(watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int) -> 
 def sustained(
     watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int, clocks: Callable[[], Clocks]
 ) -> tuple[Samples, dict[Name, str]]:
-    """Each contender's median over the second half of a turn, by turns; and the clocks and power in those halves."""
+    """Each contender's median over the second half of a turn, by turns; and clocks and power at the end of each."""
     times: Samples = {name: [] for name in graphs}
     seen = {name: clocks() for name in graphs}
     for turn in range(rounds):

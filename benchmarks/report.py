@@ -23,7 +23,7 @@ _MODES = {
     "graph": "Device time, launches back to back in a CUDA graph; operands warm in L2 where they fit.",
     "isolated": "Device time, each launch behind a plain kernel of about 5 µs, whose own time is subtracted.",
     "cold": "Device time, operands from memory: they rotate over more than twice L2.",
-    "sustained": "Device time of a contender alone, for a third of a second at a time: what power leaves of the clock.",
+    "sustained": "Device time of a contender alone, for two seconds at a time: what power leaves of the clock.",
     "offline": "Wall clock of one call and its synchronization, calls at once, in shuffled order.",
     "server": "Wall clock of one call and its synchronization, with exponential gaps between calls.",
     "overhead": "Host time of one eager call while the GPU is kept busy.",

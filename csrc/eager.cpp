@@ -140,7 +140,7 @@ constexpr size_t kEntries = 256;  // direct-mapped
 Known known[kEntries];
 
 size_t slot_of(const Key& key) {
-  uint64_t hash = static_cast<uint64_t>(key.rank);
+  uint64_t hash = static_cast<uint64_t>(key.rank + 16 * (key.device + 256 * (key.bfloat + 2 * key.linear)));
   for (int i = 0; i < key.rank; ++i) hash = (hash ^ static_cast<uint64_t>(key.a[i])) * 0x9E3779B97F4A7C15ull;
   for (const int64_t part : key.b) hash = (hash ^ static_cast<uint64_t>(part)) * 0x9E3779B97F4A7C15ull;
   return (hash >> 40) % kEntries;
@@ -251,13 +251,14 @@ PyObject* product(PyObject* a, PyObject* b, PyObject* bias, bool linear) {
   for (int i = 0; i < count; ++i) {
     if (!torch_.is_plain(tensors[i])) return refuse();
   }
+  if (!torch_.is_idle()) return refuse();  // before the tensors are read, which makes a lazy copy a real one
   for (int i = 0; i < count; ++i) {
     if (!torch_.read(tensors[i], &views[i]) || views[i].device.type != dlpack::kCuda || !is_half(views[i].dtype) ||
         !same_kind(views[i], views[0]) || views[i].strides == nullptr || views[i].byte_offset != 0) {
       return refuse();
     }
   }
-  if (views[0].ndim < 1 || views[0].ndim > kMostDims || views[1].ndim != 2 || !torch_.is_idle()) return refuse();
+  if (views[0].ndim < 1 || views[0].ndim > kMostDims || views[1].ndim != 2) return refuse();
   if (torch_.grad_enabled.ask()) {
     for (int i = 0; i < count; ++i) {
       if (torch_.requires_grad.ask(tensors[i])) return refuse();

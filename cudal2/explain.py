@@ -136,6 +136,10 @@ def describe(spec: KernelSpec) -> str:
             parts.append(f"{spec.cluster_m} x {spec.cluster_n} CTAs share loads")
         if spec.split > 1:
             parts.append(f"K split over {spec.split} CTAs of the cluster")
+        if spec.workspace:
+            parts.append("K can be split through a workspace")
+        if spec.tma_store:
+            parts.append("TMA stores")
     else:
         ways = {
             "wmma": "cp.async + wmma",

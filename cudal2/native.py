@@ -89,7 +89,7 @@ def _plain_calls() -> tuple[Callable[..., Tensor | None], Callable[..., Tensor |
         guards: Any = torch._C._dynamo.guards
         if prepare(eager, Tensor.__dlpack_c_exchange_api__, guards._empty_strided_cuda):
             return eager.matmul, eager.linear
-    except (ImportError, AttributeError):
+    except (ImportError, AttributeError, TypeError, ValueError):  # a torch whose private names are others, or other
         pass
     return _refuse, _refuse
 

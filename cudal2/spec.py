@@ -61,7 +61,7 @@ class KernelSpec:
     sm90: TMA + WGMMA. `consumers` warpgroups; `schedule` coop (they share a tile's rows) or ping (they alternate over
     tiles, one's epilogue under the other's mainloop); `cluster_m` x `cluster_n` CTAs share loads by multicast; `split`
     CTAs of the cluster split K and reduce through distributed shared memory, in a fixed order; `tma_store`: C leaves
-    by TMA; `workspace`: any number of clusters can split K and reduce through global memory (the knob `split`).
+    by TMA; `workspace`: up to 16 clusters can split K and reduce through global memory (the knob `split`).
     The others have `warps_m` x `warps_n` warps that tile the CTA tile, and `warps_k` that split each BK.
     wmma: cp.async + wmma fragments.
     direct: from global memory to mma.sync registers; no stages, BK is what is in flight at once.

@@ -355,6 +355,7 @@ def sharing(spec: KernelSpec) -> list[tuple[Shape, Knobs]]:
     few = Shape(spec.bm + 1, spec.bn + 8, 40 * spec.bk + 8)
     some = Shape(4 * spec.bm + 3, 4 * spec.bn + 24, 7 * spec.bk - 3)
     splits = [(shape, Knobs(split=split)) for split in (2, 3, 5) for shape in (few, some)]
+    splits.append((few, Knobs(split=16)))
     along_n = min(most_sharing(spec), 900) // 12 - 2
     splits.append((Shape(3 * spec.bm + 3, (along_n - 1) * spec.bn + 8, 7 * spec.bk - 3), Knobs(split=3)))
     if not spec.stream_k:

@@ -9,7 +9,7 @@
 // Cluster. ClusterM x ClusterN CTAs share loads: each loads its slice of A and of B and multicasts it to the CTAs that
 // use it. Split CTAs share a tile by K: each sends its fp32 partial sums to the owners of its columns through
 // distributed shared memory, and each owner adds them in the order of K, so the same inputs give the same bits.
-// Workspace: any number of clusters, chosen at launch, share a tile by K through global memory, likewise in order.
+// Workspace: up to 16 clusters, chosen at launch, share a tile by K through global memory, likewise in order.
 //
 // Grid. One CTA per tile, or fewer CTAs that stride over the tiles (persistent; where no K is split).
 //
@@ -363,7 +363,8 @@ __device__ __forceinline__ void reduce_and_store(const float (&accumulator)[Conf
 // to the last. Every change is one atomic add, so whoever gives a slice up sees from the old value whether the last had
 // arrived before and cannot know: then it adds its slice up after all. The last to depart sets the word back to 0.
 struct SharedTile {
-  static constexpr int kPolls = 256;  // about 200 µs
+  // About 30 µs: several times what CTAs that run together are apart. Giving up costs the last one's extra sums.
+  static constexpr int kPolls = 32;
 
   uint32_t* word;
   int part, parts;
@@ -378,6 +379,7 @@ struct SharedTile {
       depart();
       return own | before >> 16;
     }
+#pragma unroll 1
     for (int poll = 0; poll < kPolls; ++poll) {
       if (arrivals(ptx::load_acquire(word)) == parts) {
         depart();
@@ -547,7 +549,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
         for (int k_block = k_begin; k_block < k_end; ++k_block) {
           if (fresh > 0) {
             if (speaker) load_stage<Config, false>(params, smem, place, ring.stage, tile, k_block);
-            if (--fresh == 0 && Config::kCluster > 1) ptx::cluster_wait();
+            if (--fresh == 0 && Config::kCluster > 1) {
+              __syncwarp();
+              ptx::cluster_wait();
+            }
           } else {
             ptx::mbarrier_wait(smem.empty(ring.stage), ring.phase ^ 1);
             if (speaker) load_stage<Config, true>(params, smem, place, ring.stage, tile, k_block);
@@ -555,7 +560,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
           ring.advance();
         }
       }
-      if (Config::kCluster > 1 && fresh > 0) ptx::cluster_wait();
+      if (Config::kCluster > 1 && fresh > 0) {
+        __syncwarp();
+        ptx::cluster_wait();
+      }
       // The next kernel's CTAs may come now: earlier, they would take SMs that this one's have yet to reach.
       ptx::launch_dependents();
     } else if (Config::kCluster > 1) {

@@ -1,4 +1,4 @@
-// One launcher per kernel family: from arguments and knobs to the family's parameters and cudaLaunchKernelEx. That of
+// One launcher per kernel family: from arguments and knobs to the family's parameters and a launch. That of
 // sm90 is in launch.cpp, with what they share; the others are in launch_mma.cpp.
 #pragma once
 

@@ -282,6 +282,14 @@ void drop(DType dtype, std::vector<std::pair<Key, Plan>>& plans) {
   plans.erase(std::remove_if(plans.begin(), plans.end(), of_dtype), plans.end());
 }
 
+// Leaves to cuBLAS what sm90 kernels share in one wave of CTAs on a larger GPU: on a smaller one some would wait in
+// vain for others that wait for an SM.
+void leave_shared_tiles(std::vector<std::pair<Key, Plan>>& plans) {
+  for (auto& [key, plan] : plans) {
+    if (plan.knobs.split > 1 && !plan.kernel->stream_k) plan.use_own = false;
+  }
+}
+
 struct Loaded {
   DeviceStatus status;
   std::unique_ptr<Table> table;
@@ -295,6 +303,7 @@ std::unique_ptr<Loaded> load(int device) {
   loaded->status.sm_count = properties.sm_count;
   // Of a table: is it of another model, for another compute capability, and multiprocessors more or less.
   std::tuple<bool, bool, int> nearest{true, true, 1 << 30};
+  int table_sms = 0;
   for (const std::string& file : table_files(plan_directory())) {
     const auto header = read_header(file);
     const auto gpu = header.find("gpu");
@@ -305,6 +314,7 @@ std::unique_ptr<Loaded> load(int device) {
     const std::tuple distance{!same, arch != properties.arch, std::abs(sms - properties.sm_count)};
     if (distance >= nearest) continue;
     nearest = distance;
+    table_sms = sms;
     const auto source = header.find("source");
     loaded->status.table = file;
     loaded->status.table_gpu = gpu->second;
@@ -315,6 +325,7 @@ std::unique_ptr<Loaded> load(int device) {
   if (properties.runnable && !loaded->status.table.empty()) {
     plans = read_plans(loaded->status.table, properties.arch, loaded->status.rules);
     if (is_geforce(properties.name) != is_geforce(loaded->status.table_gpu)) drop(DType::f16acc16, plans);
+    if (properties.sm_count < table_sms) leave_shared_tiles(plans);
   }
   loaded->table = std::make_unique<Table>(plans);
   loaded->status.plans = static_cast<int>(loaded->table->size());

@@ -44,6 +44,7 @@ const std::vector<const KernelInfo*>& kernels() {
       info.min_arch = 75;
       info.max_arch = 999;
       info.stream_k = std::getenv("STREAM_K") != nullptr || name.find("_sk") != std::string::npos;
+      info.workspace = info.stream_k || name.find("_ws") != std::string::npos;
       infos.push_back(info);
       list.push_back(&infos.back());
     }
@@ -60,7 +61,7 @@ const KernelInfo* find_kernel(const std::string& name) {
 }
 
 const char* unsupported_knobs(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs&) {
-  return knobs.split > 1 && !kernel.stream_k ? "split: this kernel has no workspace" : nullptr;
+  return knobs.split > 1 && !kernel.workspace ? "split: this kernel has no workspace" : nullptr;
 }
 
 }  // namespace cudal2

@@ -241,6 +241,11 @@ def test_explain_describes_every_family() -> None:
     assert text.startswith("global memory to mma.sync, tile 16 x 16 x 64, 1 x 1 warps, 2 of them along K, 64 threads")
 
 
+def test_explain_describes_the_options_of_a_hopper_kernel() -> None:
+    text = explain.describe(KernelSpec.parse("sm90_f16_tn_128x256x64_s4_c2x1_coop2_tma_ws"))
+    assert "2 x 1 CTAs share loads, K can be split through a workspace, TMA stores, 384 threads" in text
+
+
 def test_roofline_is_the_longer_of_arithmetic_and_traffic() -> None:
     assert explain.roofline_us(Shape(8192, 8192, 8192)) == pytest.approx(2 * 8192**3 / 800e12 * 1e6)
     assert explain.roofline_us(Shape(1, 8192, 8192)) == pytest.approx(2 * (8192 + 8192**2 + 8192) / 4.3e12 * 1e6)

@@ -90,7 +90,8 @@ def eager(built: Eager) -> Eager:
 
 
 def test_the_module_fits_this_torch() -> None:
-    pytest.importorskip("cudal2._eager", reason="no Python.h when cudal2 was built")
+    if importlib.util.find_spec("cudal2._eager") is None:
+        pytest.skip("no Python.h when cudal2 was built")
     assert native.plain_matmul is not native._refuse
     assert native.plain_linear is not native._refuse
 
@@ -324,13 +325,16 @@ def test_errors_of_launch_and_plan_table(eager: Eager) -> None:
         eager.module.matmul(half(72, 64), b)
 
 
-@pytest.mark.parametrize("name", ["__dlpack_c_exchange_api__", "abiflags"])
-def test_where_it_cannot_work(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """A torch without what it needs; a free-threaded Python."""
-    if name == "abiflags":
-        monkeypatch.setattr(sys, name, "t")
+@pytest.mark.parametrize("what", ["no table", "another capsule", "no capsule", "abiflags"])
+def test_where_it_cannot_work(monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    """A torch without what it needs, or with something else by that name; a free-threaded Python."""
+    if what == "abiflags":
+        monkeypatch.setattr(sys, what, "t")
+    elif what == "no table":
+        monkeypatch.delattr(Tensor, "__dlpack_c_exchange_api__")
     else:
-        monkeypatch.delattr(Tensor, name)
+        other = object() if what == "no capsule" else torch.zeros(1).__dlpack__()  # a capsule of another name
+        monkeypatch.setattr(Tensor, "__dlpack_c_exchange_api__", other)
     assert native._plain_calls() == (native._refuse, native._refuse)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from fake_gpu import SPECS, TORCH_US, FakeGpu, FakeWatch, install
+from fake_tools import ROOT
 
 from cudal2 import plans
 from cudal2.plans import Key, Knobs
@@ -213,6 +214,10 @@ class TestKnobs:
         wide = KernelSpec.parse("multistage_f16_tn_128x128x32_s4_w2x2k1_sk")
         tried = knobs.variants(wide, Shape(128, 8192, 8192), 264, Knobs())
         assert max(other.split for other in tried) == 4  # 64 tiles x 4 CTAs x 2 partial tiles of 64 KB
+
+    def test_constants_are_the_runtime_s(self) -> None:
+        header = (ROOT / "csrc" / "kernels" / "params.h").read_text()
+        assert f"constexpr int kMostParts = {cost.MOST_PARTS};" in header
 
     def test_hopper_kernels_share_tiles_in_one_wave(self) -> None:
         spec = KernelSpec.parse("sm90_f16_tn_128x128x64_s6_c1x1_coop2_ws")
