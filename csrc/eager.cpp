@@ -323,22 +323,27 @@ bool keep_globals(PyObject* globals) {
 // matmul, linear) -> bool, whether matmul and linear can work with this torch. To be called once, before them.
 PyObject* prepare(PyObject*, PyObject* arguments) {
   PyObject *tensor, *parameter, *capsule, *modes, *globals, *grad_enabled, *requires_grad, *is_neg;
+  PyObject *empty, *float16, *bfloat16, *matmul, *linear;
   if (!PyArg_ParseTuple(arguments, "O!O!OO!O!OOOOOOOO", &PyType_Type, &tensor, &PyType_Type, &parameter, &capsule,
-                        &PyTuple_Type, &modes, &PyTuple_Type, &globals, &grad_enabled, &requires_grad, &is_neg,
-                        &torch_.empty, &torch_.dtypes[0], &torch_.dtypes[1], &torch_.matmul, &torch_.linear)) {
+                        &PyTuple_Type, &modes, &PyTuple_Type, &globals, &grad_enabled, &requires_grad, &is_neg, &empty,
+                        &float16, &bfloat16, &matmul, &linear)) {
     return nullptr;
   }
-  for (PyObject* object :
-       {tensor, parameter, torch_.empty, torch_.dtypes[0], torch_.dtypes[1], torch_.matmul, torch_.linear}) {
-    Py_INCREF(object);
-  }
+  // All or nothing: calls may be on their way through what was prepared before.
+  const void* exchange = PyCapsule_GetPointer(capsule, "dlpack_exchange_api");
+  if (exchange == nullptr) return nullptr;
+  for (PyObject* object : {tensor, parameter, empty, float16, bfloat16, matmul, linear}) Py_INCREF(object);
+  torch_.exchange = static_cast<const dlpack::ExchangeApi*>(exchange);
+  torch_.empty = empty;
+  torch_.dtypes[0] = float16;
+  torch_.dtypes[1] = bfloat16;
+  torch_.matmul = matmul;
+  torch_.linear = linear;
   torch_.tensor = reinterpret_cast<PyTypeObject*>(tensor);
   torch_.parameter = reinterpret_cast<PyTypeObject*>(parameter);
   torch_.requires_grad.set(requires_grad);
   torch_.grad_enabled.set(grad_enabled);
   torch_.is_neg.set(is_neg);
-  torch_.exchange = static_cast<const dlpack::ExchangeApi*>(PyCapsule_GetPointer(capsule, "dlpack_exchange_api"));
-  if (torch_.exchange == nullptr) return nullptr;
   const bool fit = keep_modes(modes) && keep_globals(globals) && torch_.is_neg.function != nullptr &&
                    torch_.requires_grad.get != nullptr && torch_.exchange->version.major == dlpack::kMajorVersion &&
                    torch_.exchange->dltensor_from_py_object_no_sync != nullptr;
