@@ -282,7 +282,7 @@ class TestWhatAKernelIsCheckedFor:
     def test_sharing_tiles(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(verifier, "sharing", _small_sharing(verifier.sharing))
         met = self._met("multistage_f16_tn_64x64x64_s4_w2x2k1_sk", monkeypatch)
-        assert {knobs.split for _, knobs, _ in met} == {1, 2, 3, 5}
+        assert {knobs.split for _, knobs, _ in met} == {1, 2, 3, 5, 16}
         assert {knobs.ctas for _, knobs, _ in met} >= {0, 7, 131}
         assert {knobs for shape, knobs, _ in met if shape == Shape(0, 0, 0)} == {
             Knobs(),
@@ -290,6 +290,12 @@ class TestWhatAKernelIsCheckedFor:
             Knobs(ctas=131),
         }
         assert not any(ragged for *_, ragged in met)
+
+    def test_sharing_tiles_of_a_hopper_kernel(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(verifier, "sharing", _small_sharing(verifier.sharing))
+        met = self._met("sm90_f16_tn_128x128x64_s6_c1x1_coop2_ws", monkeypatch)
+        assert {knobs.split for _, knobs, _ in met} == {1, 2, 3, 5, 16}
+        assert {knobs for shape, knobs, _ in met if shape == Shape(0, 0, 0)} == {Knobs(), Knobs(split=3)}
 
     def test_any_alignment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         met = self._met("multistage_f16_tn_64x64x32_s4_w2x2k1_any", monkeypatch)
