@@ -10,19 +10,19 @@ from __future__ import annotations
 import copy
 import threading
 import weakref
-from types import TracebackType
 from typing import Any, TypeGuard
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cudal2.ops import linear
+from cudal2.undoable import Undoable
 
 _LOCK = threading.Lock()
 """Held while layers change hands: patches may come and go in several threads."""
 
 
-class Patch:
+class Patch(Undoable):
     """The layers that one call of :func:`patch` routed to cudal2.linear. A context manager; also undone by `undo()`."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -35,14 +35,6 @@ class Patch:
         with _LOCK:
             while self._forwards:
                 self._forwards.pop().release()
-
-    def __enter__(self) -> Patch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.undo()
 
     def __repr__(self) -> str:
         return f"<cudal2.Patch: {self._layers} nn.Linear layers, {'active' if self._forwards else 'undone'}>"

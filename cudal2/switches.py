@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from types import TracebackType
 
 from cudal2.native import LIBRARY
+from cudal2.undoable import Undoable
 
 _native = ctypes.CDLL(str(LIBRARY))  # the one that torch has loaded
 _native.cudal2_pdl_error.restype = ctypes.c_char_p
 
 
-class PdlSwitch:
+class PdlSwitch(Undoable):
     """One call of :func:`pdl`. A context manager; also undone by `undo()`."""
 
     def __init__(self, enabled: bool) -> None:
@@ -36,14 +36,6 @@ class PdlSwitch:
         if not self._undone:
             self._undone = True
             _native.cudal2_exchange_pdl(self._before)
-
-    def __enter__(self) -> PdlSwitch:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.undo()
 
     def __repr__(self) -> str:
         return f"<cudal2.pdl({self._enabled}){', undone' if self._undone else ''}>"

@@ -6,6 +6,10 @@ is about keeps a tuned kernel away.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -227,3 +231,39 @@ def assert_as_accurate(ours: Tensor, torchs: Tensor, exact: Tensor) -> None:
     size = exact.abs().max().item()
     error, allowed = ((result.double() - exact).abs().max().item() for result in (ours, torchs))
     assert error <= 2 * allowed + size * torch.finfo(torchs.dtype).eps, f"error {error}; torch's {allowed}"
+
+
+def in_threads(work: Callable[[int], None], count: int) -> None:
+    """work(0), work(1), ... work(count - 1) at once, a thread each; fails with the first that failed."""
+    failures: list[BaseException] = []
+
+    def kept(number: int) -> None:
+        try:
+            work(number)
+        except BaseException as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=kept, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures, failures[0]
+
+
+def errors_of_planned_products(then: str = "", **environment: str) -> tuple[list[str], str]:
+    """What a process with these variables prints: the error of every way to a 64 x 64 x 64 product on the GPU, a line
+    each, and what the code `then` prints; and its stderr."""
+    code = (
+        "import torch, cudal2\n"
+        "a = torch.ones(64, 64, device='cuda').half()\n"
+        "calls = (cudal2.matmul, cudal2.linear, lambda a, b: cudal2.matmul(a, b, out=a.clone()),\n"
+        "         lambda a, b: cudal2.matmul(a.clone().requires_grad_(), b))\n"
+        "for call in calls:\n"
+        "    try: call(a, a); print('no error')\n"
+        "    except RuntimeError as error: print(error)\n"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code + then], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+    return run.stdout.splitlines(), run.stderr

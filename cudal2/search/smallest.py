@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from cudal2.plans import Key
@@ -95,8 +95,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--keep", nargs="*", default=[], help="kernels that are in the set anyway, by fp16 tn name")
     options = parser.parse_args(argv)
     try:
-        found: Mapping[Key, dict[str, float]] = ratios(e for log in options.logs for e in journal.read(Path(log)))
-        chosen = cover(dict(found), options.within, options.keep)
+        found = ratios(e for log in options.logs for e in journal.read(Path(log)))
+        chosen = cover(found, options.within, options.keep)
     except (OSError, ValueError) as error:
         print(f"smallest: {error}", file=sys.stderr)
         return 2
@@ -104,7 +104,7 @@ def main(argv: list[str] | None = None) -> int:
     print("kernels  chosen for  mean loss  worst  kernel")
     for name, problems in chosen:
         names.add(name)
-        mean, worst = loss(dict(found), names)
+        mean, worst = loss(found, names)
         print(f"{len(names):7d}  {problems:10d}  {100 * (mean - 1):8.2f} %  {worst:5.2f}  {name}")
     tried = {name for by_kernel in found.values() for name in by_kernel}
     print(f"{len(names)} of {len(tried)} kernels keep {len(found)} problems within {options.within}")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +19,7 @@ from products import (
     assert_as_accurate,
     assert_same_kind,
     at_offset,
+    errors_of_planned_products,
     half,
     outcome,
     rand,
@@ -187,22 +185,10 @@ def test_a_malformed_plan_table_is_an_error_that_names_file_and_row(tmp_path: Pa
         "dtype,layout,m,n,k,kernel,group,raster,ctas,split,pdl,us,torch_us,lt_us,use\n"
         "f16,nn,64,64,64,no_such_kernel,8,0,0,1,0,1,1,,own\n"
     )
-    code = (
-        "import torch, cudal2\n"
-        "a = torch.ones(64, 64, device='cuda').half()\n"
-        "calls = (cudal2.matmul, cudal2.linear, lambda a, b: cudal2.matmul(a, b, out=a.clone()),\n"
-        "         lambda a, b: cudal2.matmul(a.clone().requires_grad_(), b))\n"
-        "for call in calls:\n"
-        "    try: call(a, a); print('no error')\n"
-        "    except RuntimeError as error: print(error)\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "CUDAL2_PLANS": str(tmp_path)}
-    )
-    lines = run.stdout.splitlines()
+    lines, errors = errors_of_planned_products(CUDAL2_PLANS=str(tmp_path))
     if lines == ["no error"] * 4:
         pytest.skip("this build has no kernels, and so reads no table")
-    assert len(lines) == 4, run.stderr
+    assert len(lines) == 4, errors
     for line in lines:
         assert "broken.csv" in line
         assert "line 5" in line

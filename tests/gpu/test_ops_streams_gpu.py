@@ -9,7 +9,7 @@ import threading
 
 import pytest
 import torch
-from products import half, rand
+from products import half, in_threads, rand
 from torch import Tensor
 
 import cudal2
@@ -87,28 +87,19 @@ def test_many_streams() -> None:
 
 def test_threads() -> None:
     """Each with its own stream and shapes; the first calls of several at once."""
-    failures: list[BaseException] = []
 
     def work(number: int) -> None:
-        try:
-            generator = torch.Generator("cuda").manual_seed(number)
-            with torch.cuda.stream(torch.cuda.Stream()):
-                for round in range(50):
-                    m, n, k = (SIZES[i % 3] for i in (round, number, round + number))
-                    a = torch.randn(m, k, device="cuda", generator=generator).half()
-                    b = torch.randn(k, n, device="cuda", generator=generator).half()
-                    result = cudal2.matmul(a, b)
-                    assert (cudal2.last_path() == "torch") == ((m, n, k) == (256, 256, 128))
-                    torch.testing.assert_close(result, torch.matmul(a, b), rtol=1e-2, atol=1e-1)
-        except BaseException as error:
-            failures.append(error)
+        generator = torch.Generator("cuda").manual_seed(number)
+        with torch.cuda.stream(torch.cuda.Stream()):
+            for round in range(50):
+                m, n, k = (SIZES[i % 3] for i in (round, number, round + number))
+                a = torch.randn(m, k, device="cuda", generator=generator).half()
+                b = torch.randn(k, n, device="cuda", generator=generator).half()
+                result = cudal2.matmul(a, b)
+                assert (cudal2.last_path() == "torch") == ((m, n, k) == (256, 256, 128))
+                torch.testing.assert_close(result, torch.matmul(a, b), rtol=1e-2, atol=1e-1)
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
+    in_threads(work, 8)
 
 
 @pytest.mark.usefixtures("two_gpus")

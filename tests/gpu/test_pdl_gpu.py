@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import ctypes
 import itertools
-import os
-import subprocess
-import sys
-import threading
 from collections.abc import Callable
 
 import pytest
 import torch
-from products import half, rand
+from products import errors_of_planned_products, half, in_threads, rand
 from torch import Tensor
 
 import cudal2
@@ -112,24 +108,15 @@ def test_threads_have_the_same_bits() -> None:
     chains = [_linears() for _ in range(8)]
     expected = [chain() for chain in chains]
     torch.cuda.synchronize()
-    failures: list[BaseException] = []
 
     def work(number: int) -> None:
-        try:
-            with cudal2.pdl(number % 2 == 0), torch.cuda.stream(torch.cuda.Stream()):
-                for _ in range(20):
-                    results = chains[number]()
-                    torch.cuda.current_stream().synchronize()
-                    assert_same(results, expected[number])
-        except BaseException as error:
-            failures.append(error)
+        with cudal2.pdl(number % 2 == 0), torch.cuda.stream(torch.cuda.Stream()):
+            for _ in range(20):
+                results = chains[number]()
+                torch.cuda.current_stream().synchronize()
+                assert_same(results, expected[number])
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
+    in_threads(work, 8)
 
 
 # Autograd ------------------------------------------------------------------------------------------------------------
@@ -230,20 +217,8 @@ def test_a_launch_uses_pdl_where_flag_and_switch_say_so(flag: bool, switch: bool
 
 
 def test_a_bad_default_is_an_error_of_every_planned_product() -> None:
-    code = (
-        "import torch, cudal2\n"
-        "a = torch.ones(64, 64, device='cuda').half()\n"
-        "calls = (cudal2.matmul, cudal2.linear, lambda a, b: cudal2.matmul(a, b, out=a.clone()),\n"
-        "         lambda a, b: cudal2.matmul(a.clone().requires_grad_(), b))\n"
-        "for call in calls:\n"
-        "    try: call(a, a); print('no error')\n"
-        "    except RuntimeError as error: print(error)\n"
-        "print((a[:63, :63].contiguous() @ a[:63, :63]).sum().item())\n"
-    )
-    run = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "CUDAL2_PDL": "yes"}
-    )
-    *lines, last = run.stdout.splitlines()
-    assert len(lines) == 4, run.stderr
+    goes_on = "print((a[:63, :63].contiguous() @ a[:63, :63]).sum().item())"
+    (*lines, last), errors = errors_of_planned_products(goes_on, CUDAL2_PDL="yes")
+    assert len(lines) == 4, errors
     assert all("CUDAL2_PDL='yes'; expected 0 or 1" in line for line in lines)
     assert float(last) > 0, "the device goes on"

@@ -6,12 +6,11 @@ from __future__ import annotations
 import gc
 import subprocess
 import sys
-import threading
 from typing import Any
 
 import pytest
 import torch
-from products import half
+from products import half, in_threads
 from torch import Tensor
 
 from cudal2 import tools
@@ -159,28 +158,19 @@ def test_many_streams(count: int, knobs: dict[str, Any]) -> None:
 
 
 def test_threads_on_streams_of_their_own_and_on_one(knobs: dict[str, Any]) -> None:
-    failures: list[BaseException] = []
     common = torch.cuda.Stream()
     products = [Product(knobs, 4) for _ in range(8)]
 
     def work(number: int) -> None:
-        try:
-            product = products[number]
-            with torch.cuda.stream(common if number % 2 else torch.cuda.Stream()):
-                for _ in range(20):
-                    product.forget()
-                    product.launch()
-                    torch.cuda.current_stream().synchronize()
-                    product.check()
-        except BaseException as error:
-            failures.append(error)
+        product = products[number]
+        with torch.cuda.stream(common if number % 2 else torch.cuda.Stream()):
+            for _ in range(20):
+                product.forget()
+                product.launch()
+                torch.cuda.current_stream().synchronize()
+                product.check()
 
-    threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures, failures[0]
+    in_threads(work, 8)
 
 
 def test_the_default_stream(knobs: dict[str, Any]) -> None:
