@@ -138,6 +138,8 @@ def describe(spec: KernelSpec) -> str:
             parts.append(f"K split over {spec.split} CTAs of the cluster")
         if spec.workspace:
             parts.append("K can be split through a workspace")
+        if spec.stream_k:
+            parts.append("stream-K for what does not make whole waves")
         if spec.tma_store:
             parts.append("TMA stores")
     else:
@@ -159,21 +161,23 @@ def _why(plan: Plan, machine: cost.Machine) -> list[str]:
     along_m, along_n = cost.tiles(spec, plan.key.shape)
     knobs = plan.knobs
     shared = spec.split * knobs.split
-    ctas = knobs.ctas if spec.stream_k and knobs.ctas else along_m * along_n * shared
+    shared_by_all = spec.stream_k and knobs.ctas > 0 and spec.family != "sm90"
+    ctas = knobs.ctas if shared_by_all else along_m * along_n * shared
     together = cost.ctas_per_sm(spec, machine)
     slots = cost.usable_sms(spec, machine) * together
     waves = ctas / slots
     fill = waves / math.ceil(waves)
     split = f" x {shared} (split)" if shared > 1 else ""
     grid = f"{along_m} x {along_n} tiles{split} = {_count(ctas, 'CTA')}"
-    if spec.stream_k and knobs.ctas:
+    if shared_by_all:
         grid = f"{along_m} x {along_n} tiles shared by {_count(ctas, 'CTA')} (stream-K)"
     if ctas < sms:
         found = [f"why       {grid}: one wave, on {ctas} of {sms} SMs"]
     else:
         found = [f"why       {grid}, {together} to an SM: {waves:.2f} waves over {sms} SMs, {100 * fill:.0f} % filled"]
     if knobs.ctas and spec.family == "sm90" and spec.split == 1:
-        found.append(f"          persistent: at most {_count(knobs.ctas, 'CTA')} stride over the tiles")
+        evenly = ", an equal share for each (stream-K)" if spec.stream_k else ""
+        found.append(f"          persistent: at most {_count(knobs.ctas, 'CTA')} stride over the tiles{evenly}")
     if along_m * along_n > 1 and knobs.group > 1 and spec.family != "direct":
         found.append(f"          tiles run in groups of {knobs.group} along {'MN'[knobs.raster]}, to share L2")
     return found

@@ -135,7 +135,7 @@ class Plan:
         bounded = 1 <= knobs.group <= MOST_KNOB and 0 <= knobs.ctas <= MOST_KNOB and 1 <= knobs.split <= MOST_KNOB
         if not bounded or knobs.raster not in (0, 1):
             raise ValueError(f"{knobs}; expected group >= 1, raster 0 or 1, ctas >= 0, split >= 1, at most {MOST_KNOB}")
-        if knobs.split > 1 and (knobs.ctas > 0 or not spec.shares_tiles):
+        if knobs.split > 1 and (knobs.ctas > 0 or not spec.splits_tiles):
             raise ValueError(f"{knobs}; split > 1 needs a kernel that shares tiles (…_sk, …_ws), and ctas=0")
         if pdl not in ("0", "1"):
             raise ValueError(f"pdl={pdl!r}; expected 0 or 1")

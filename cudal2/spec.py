@@ -25,7 +25,7 @@ _WARPS = r"_w(?P<warps_m>\d+)x(?P<warps_n>\d+)k(?P<warps_k>\d+)"
 _TAILS = {
     "sm90": _STAGES
     + r"_c(?P<cluster_m>\d+)x(?P<cluster_n>\d+)(?:k(?P<split>\d+))?_(?P<schedule>coop|ping)(?P<consumers>\d+)"
-    + r"(?:_(?P<tma_store>tma))?(?:_(?P<workspace>ws))?",
+    + r"(?:_(?P<tma_store>tma))?(?:_(?P<workspace>ws))?(?:_(?P<stream_k>sk))?",
     "wmma": _STAGES + _WARPS,
     "direct": _WARPS,
     "multistage": _STAGES
@@ -61,14 +61,15 @@ class KernelSpec:
     sm90: TMA + WGMMA. `consumers` warpgroups; `schedule` coop (they share a tile's rows) or ping (they alternate over
     tiles, one's epilogue under the other's mainloop); `cluster_m` x `cluster_n` CTAs share loads by multicast; `split`
     CTAs of the cluster split K and reduce through distributed shared memory, in a fixed order; `tma_store`: C leaves
-    by TMA; `workspace`: up to 16 clusters can split K and reduce through global memory (the knob `split`).
+    by TMA; `workspace`: up to 16 clusters can split K and reduce through global memory (the knob `split`);
+    `stream_k`: a persistent grid shares the tiles that do not make whole waves, each between two neighbours.
     The others have `warps_m` x `warps_n` warps that tile the CTA tile, and `warps_k` that split each BK.
     wmma: cp.async + wmma fragments.
     direct: from global memory to mma.sync registers; no stages, BK is what is in flight at once.
     multistage: cp.async + ldmatrix + mma.sync. `prefetch`: steps of k16, 0 or 1, that fragments are loaded ahead;
     `copies`: the next block's before a step's products (early), A's before and B's after (stagger) or over all steps
-    (spread); `stream_k`: can share tiles between CTAs through a workspace; `vector`: elements to which operands must
-    be aligned, 8 or 1.
+    (spread); `stream_k`: a persistent grid shares all tiles evenly, and the knob `split` is there; `vector`: elements
+    to which operands must be aligned, 8 or 1.
     """
 
     family: str
@@ -101,7 +102,7 @@ class KernelSpec:
             head += f"_s{self.stages}"
         if self.family == "sm90":
             split = f"k{self.split}" if self.split > 1 else ""
-            options = "_tma" * self.tma_store + "_ws" * self.workspace
+            options = "_tma" * self.tma_store + "_ws" * self.workspace + "_sk" * self.stream_k
             return f"{head}_c{self.cluster_m}x{self.cluster_n}{split}_{self.schedule}{self.consumers}{options}"
         head += f"_w{self.warps_m}x{self.warps_n}k{self.warps_k}"
         if self.family != "multistage":
@@ -142,9 +143,14 @@ class KernelSpec:
         return 128 * self.consumers + (128 if self.reallocates else 32)
 
     @property
-    def shares_tiles(self) -> bool:
-        """Whether CTAs can share a tile's K through a workspace: the knob `split`."""
-        return self.workspace or self.stream_k
+    def splits_tiles(self) -> bool:
+        """Whether CTAs can split each tile's K through a workspace: the knob `split`."""
+        return self.workspace or (self.family == "multistage" and self.stream_k)
+
+    @property
+    def partials(self) -> int:
+        """Partial tiles that a CTA may leave in the workspace: multistage's stream-K begins and ends in one."""
+        return 2 if self.family == "multistage" else 1
 
     @property
     def reallocates(self) -> bool:
@@ -256,6 +262,8 @@ class KernelSpec:
             return f"cluster of {self.cluster_size} CTAs; expected 1 to 8, or 16"
         if self.workspace and (self.schedule == "ping" or self.split > 1):
             return "workspace: not with ping, nor with a split in the cluster"
+        if self.stream_k and (self.workspace or self.split > 1):
+            return "stream_k: not with a split"
         if self.bm % (8 * self.cluster_n):
             return f"cluster_n={self.cluster_n}: slices of A need 8-row alignment"
         b_rows = self.bn if self.layout == "tn" else self.bk

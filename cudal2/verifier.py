@@ -215,11 +215,11 @@ class Session:
                 self.product(shape, spec.dtype, [subject], pad=index % 3, ragged=True)
                 self.product(shape, spec.dtype, [subject], pad=index % 3, bias=True, ragged=True)
         behaving = [Knobs()]
-        if spec.shares_tiles:
-            for shape, shared in sharing(spec)[:: 3 if quick else 1]:
-                subject = Subject(spec.dtype, spec.layout, name, shared)
-                self.product(shape, spec.dtype, [subject])
-                self.product(shape, spec.dtype, [subject], bias=True)
+        for shape, shared in sharing(spec)[:: 3 if quick else 1]:
+            subject = Subject(spec.dtype, spec.layout, name, shared)
+            self.product(shape, spec.dtype, [subject])
+            self.product(shape, spec.dtype, [subject], bias=True)
+        if spec.splits_tiles:
             behaving.append(Knobs(split=3))
         if spec.stream_k:
             behaving.append(Knobs(ctas=min(131, most_sharing(spec))))
@@ -354,15 +354,17 @@ def sharing(spec: KernelSpec) -> list[tuple[Shape, Knobs]]:
     more CTAs than tiles."""
     few = Shape(spec.bm + 1, spec.bn + 8, 40 * spec.bk + 8)
     some = Shape(4 * spec.bm + 3, 4 * spec.bn + 24, 7 * spec.bk - 3)
-    splits = [(shape, Knobs(split=split)) for split in (2, 3, 5) for shape in (few, some)]
-    splits.append((few, Knobs(split=16)))
-    along_n = min(most_sharing(spec), 900) // 12 - 2
-    splits.append((Shape(3 * spec.bm + 3, (along_n - 1) * spec.bn + 8, 7 * spec.bk - 3), Knobs(split=3)))
-    if not spec.stream_k:
-        return splits
-    many = Shape(9 * spec.bm + 3, 17 * spec.bn + 24, 7 * spec.bk - 3)
-    counts = (7, min(131, most_sharing(spec)))
-    return splits + [(shape, Knobs(ctas=ctas, group=3, raster=1)) for ctas in counts for shape in (few, some, many)]
+    ways: list[tuple[Shape, Knobs]] = []
+    if spec.splits_tiles:
+        ways += [(shape, Knobs(split=split)) for split in (2, 3, 5) for shape in (few, some)]
+        ways.append((few, Knobs(split=16)))
+        along_n = min(most_sharing(spec), 900) // 12 - 2
+        ways.append((Shape(3 * spec.bm + 3, (along_n - 1) * spec.bn + 8, 7 * spec.bk - 3), Knobs(split=3)))
+    if spec.stream_k:
+        many = Shape(9 * spec.bm + 3, 17 * spec.bn + 24, 7 * spec.bk - 3)
+        counts = (7, min(131, most_sharing(spec)))
+        ways += [(shape, Knobs(ctas=ctas, group=3, raster=1)) for ctas in counts for shape in (few, some, many)]
+    return ways
 
 
 def _with_pdl(knobs: Knobs, pdl: bool) -> Knobs:

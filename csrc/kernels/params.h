@@ -26,18 +26,23 @@ constexpr int store_columns(int bn, int split) {
 constexpr int kMostParts = 16;  // CTAs that can share a tile of sm90 through the workspace
 
 struct Sm90Params {
-  CUtensorMap tma_a, tma_b, tma_c;
+  CUtensorMap tma_a, tma_b, tma_c;  // tma_c: only where C leaves by TMA
   void* c;
   const void* bias;
   int64_t ldc;
   int m, n;
-  int k_blocks;   // ceil(K / BK)
-  int split;      // clusters that share each tile's K through the workspace (Workspace); 1: none
-  Divisor tiles;  // tiles_m * tiles_n of `order`
-  Divisor step;   // from one tile of a cluster to its next: the grid's clusters, or `tiles` where clusters share tiles
+  Divisor k_blocks;  // ceil(K / BK)
+  int split;         // clusters that share each tile's K through the workspace (Workspace); 1: none
+  Divisor tiles;     // tiles_m * tiles_n of `order`
+  Divisor step;  // from one tile of a cluster to its next: the grid's clusters, or `tiles` where clusters share tiles
   TileOrder order;
+  // Under stream-K, the first tiles of the order and all their blocks of K, which the grid's clusters share evenly
+  // (Work in sm90_work.cuh); else 0.
+  int stream_tiles, stream_blocks;
   float* partials;  // of shared tiles: BM * BN for each CTA
-  uint32_t* words;  // one for each tile, 0 between launches: see SharedTile in sm90.cuh
+  // One for each tile (SharedTile in sm90_share.cuh), or under stream-K for each CTA (StreamedTile); 0 between
+  // launches.
+  uint32_t* words;
 };
 
 struct WmmaParams {

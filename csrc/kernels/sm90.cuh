@@ -11,7 +11,8 @@
 // distributed shared memory, and each owner adds them in the order of K, so the same inputs give the same bits.
 // Workspace: up to 16 clusters, chosen at launch, share a tile by K through global memory, likewise in order.
 //
-// Grid. One CTA per tile, or fewer CTAs that stride over the tiles (persistent; where no K is split).
+// Grid. One CTA per tile, or fewer CTAs that stride over the tiles (persistent; where no K is split). StreamK: of these,
+// each has the same number of blocks to multiply, whatever the number of tiles (sm90_work.cuh).
 //
 // Start and end. What a small problem waits for is kept short: the producer's first loads leave as soon as it has set
 // its barriers up (in a cluster each CTA first loads for itself), and no CTA waits for others at its end. C leaves by
@@ -24,143 +25,13 @@
 // Timed with cudal2.search.sweep in graph mode; figures are in generated_kernels/plans/h200.csv.
 #pragma once
 
-#include "kernels/epilogue.cuh"
-#include "kernels/params.h"
-#include "kernels/ptx.cuh"
 #include "kernels/schedule.cuh"
-#include "runtime/gemm.h"
+#include "kernels/sm90_config.cuh"
+#include "kernels/sm90_share.cuh"
+#include "kernels/sm90_work.cuh"
 #include "sm90/wgmma.inc"
 
 namespace cudal2 {
-
-template <class T_, Layout kLayout_, int BM_, int BN_, int BK_, int Stages_, int ClusterM_, int ClusterN_, int Split_,
-          bool Pingpong_, int Consumers_, bool TmaStore_, bool Workspace_>
-struct Sm90Config {
-  using T = T_;
-  static constexpr DType kDType = std::is_same_v<T, f16> ? DType::f16 : DType::bf16;
-  static constexpr Layout kLayout = kLayout_;
-  static constexpr int BM = BM_, BN = BN_, BK = BK_, kStages = Stages_;
-  static constexpr int kClusterM = ClusterM_, kClusterN = ClusterN_, kSplit = Split_;
-  static constexpr bool kPingpong = Pingpong_;
-  static constexpr int kConsumers = Consumers_;
-  static constexpr int kVector = 8, kMultipleOfK = 1, kMaxTilesN = 1 << 30;
-  static constexpr bool kStreamK = false, kWorkspace = Workspace_;
-  static constexpr int kMinArch = 90, kMaxArch = 90;
-
-  static constexpr int kShare = kClusterM * kClusterN;  // CTAs that share loads
-  static constexpr int kCluster = kShare * kSplit;
-  static constexpr int kRows = kPingpong ? BM : BM / kConsumers;  // of one warpgroup's accumulator
-  static constexpr int kRowBlocks = kRows / 64;
-
-  // An SM sub-partition holds 16384 registers, so a third warp on it leaves 168 a thread and a fourth 128. Accumulators
-  // that do not fit that take registers from a producer warpgroup.
-  static constexpr int kAccumulators = kRows * BN / 128;
-  static constexpr bool kReallocate =
-      (kConsumers == 2 && kAccumulators > 112) || (kConsumers == 3 && kAccumulators > 72);
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 56 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 224 : 160;
-  static constexpr int kThreads = 128 * kConsumers + (kReallocate ? 128 : 32);
-
-  // A panel is one swizzle's width of the contiguous dimension: 64 elements (128 bytes), less for a narrow B under nn.
-  // A, and B as tn, have BK / 64 panels of BM or BN rows along K; B as nn has panels of BK rows along N.
-  static constexpr bool kTn = kLayout == Layout::tn;
-  static constexpr int kPanelsK = BK / 64;
-  static constexpr int kPanelColumnsB = kTn ? 64 : nn_panel_columns(BN);
-  static constexpr int kPanelsN = (BN + kPanelColumnsB - 1) / kPanelColumnsB;
-  static constexpr int kPanelA = BM * 128;
-  static constexpr int kPanelB = (kTn ? BN : BK) * kPanelColumnsB * 2;
-  static constexpr int kPanelsB = kTn ? kPanelsK : kPanelsN;
-  static constexpr int kStageA = kPanelsK * kPanelA;
-  static constexpr int kStageB = kPanelsB * kPanelB;
-  static constexpr int kBoxRowsA = BM / kClusterN;  // rows of one TMA box: a slice of a panel
-  static constexpr int kBoxRowsB = (kTn ? BN : BK) / kClusterM;
-
-  // Split-K: each CTA of the split owns kOwned column blocks (of 8) of the tile.
-  static constexpr int kOwned = (BN / 8 + kSplit - 1) / kSplit;
-  static constexpr int kReduction = kSplit == 1 ? 0 : kSplit * kOwned * 8 * BM * 4;
-
-  // Shared memory: pipeline, partial sums (beside it if there is room, or else over it), staging, barriers. For TMA
-  // twice the staging, where it costs nothing else.
-  static constexpr int kLimit = 227 * 1024;
-  static constexpr int kTwoCtas = 113 * 1024;  // with at most this much, two CTAs fit one SM
-  static constexpr int kPipeline = kStages * (kStageA + kStageB);
-  static constexpr int around(int staging) { return 1024 + kConsumers * 4 * staging + 16 * kStages + 16; }
-  static constexpr int beside(int staging) { return kPipeline + kReduction + around(staging); }
-  static constexpr int over(int staging) { return (kPipeline > kReduction ? kPipeline : kReduction) + around(staging); }
-  static constexpr bool reuse(int staging) {
-    return kReduction > 0 && (beside(staging) > kLimit || (beside(staging) > kTwoCtas && over(staging) <= kTwoCtas));
-  }
-  static constexpr int total(int staging) { return reuse(staging) ? over(staging) : beside(staging); }
-  static constexpr int limit(int staging) { return total(staging) <= kTwoCtas ? kTwoCtas : kLimit; }
-  static constexpr int kStaging = TmaStore_ && total(4096) <= limit(2048) ? 4096 : 2048;  // per warp
-  static constexpr bool kReuse = reuse(kStaging);
-  static constexpr int kReductionOffset = kReuse ? 0 : kPipeline;
-  static constexpr int kStagingOffset = kReuse && kPipeline > kReduction ? kPipeline : kReductionOffset + kReduction;
-  static constexpr int kBarrierOffset = kStagingOffset + kConsumers * 4 * kStaging;
-  static constexpr int kSmem = total(kStaging);
-
-  static constexpr bool kTmaStore = TmaStore_;
-  static constexpr int kStoreColumns = store_columns(BN, kSplit);
-  using Store =
-      std::conditional_t<kTmaStore, TmaStore<T, kStoreColumns, kStaging>, DirectStore<T, kStoreColumns, kStaging>>;
-
-  static_assert(BK % 64 == 0 && kRows % 64 == 0 && BN % 8 == 0 && BN <= 256);
-  static_assert(!kPingpong || (kConsumers == 2 && kSplit == 1));
-  static_assert(!kWorkspace || (!kPingpong && kSplit == 1));
-  static_assert(kBoxRowsA % 8 == 0 && kBoxRowsB % 8 == 0);
-};
-
-// Position in the ring of stage buffers.
-template <int Stages>
-struct Ring {
-  int stage = 0;
-  uint32_t phase = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++stage == Stages) {
-      stage = 0;
-      phase ^= 1;
-    }
-  }
-  __device__ __forceinline__ void skip(int count) {
-    const int position = stage + count;
-    phase ^= (position / Stages) & 1;
-    stage = position % Stages;
-  }
-};
-
-// Who this CTA is in its cluster: ranks count M first, then N, then the split.
-template <class Config>
-struct ClusterPlace {
-  int m, n, split;
-
-  __device__ __forceinline__ ClusterPlace() {
-    const int rank = Config::kCluster == 1 ? 0 : static_cast<int>(ptx::cluster_rank());
-    m = rank % Config::kClusterM;
-    n = rank / Config::kClusterM % Config::kClusterN;
-    split = rank / Config::kShare;
-  }
-  __device__ __forceinline__ static int rank_of(int m, int n, int split) {
-    return m + Config::kClusterM * (n + Config::kClusterN * split);
-  }
-};
-
-template <class Config>
-struct Sm90Smem {
-  uint32_t base;  // 1024-byte aligned, the same offset in every CTA of a cluster
-
-  __device__ __forceinline__ uint32_t a(int stage) const { return base + stage * Config::kStageA; }
-  __device__ __forceinline__ uint32_t b(int stage) const {
-    return base + Config::kStages * Config::kStageA + stage * Config::kStageB;
-  }
-  __device__ __forceinline__ uint32_t staging(int warp) const {
-    return base + Config::kStagingOffset + warp * Config::kStaging;
-  }
-  __device__ __forceinline__ uint32_t full(int stage) const { return base + Config::kBarrierOffset + 8 * stage; }
-  __device__ __forceinline__ uint32_t empty(int stage) const { return full(Config::kStages + stage); }
-  __device__ __forceinline__ uint32_t reduced() const { return full(2 * Config::kStages); }
-  __device__ __forceinline__ uint32_t duty() const { return reduced() + 8; }
-};
 
 // Loads a panel in `Slices` boxes, or of a shared one the own slice, for the CTAs in `mask`. load(slice, issue) calls
 // issue(target, x, y) with the slice's place in shared memory and in the matrix.
@@ -294,184 +165,32 @@ __device__ __forceinline__ void mainloop(float (&accumulator)[Config::kRowBlocks
   if (k_blocks <= releases) release_stage<Config>(smem, place, previous);
 }
 
-// Named barriers, beside pingpong's 1 and 2.
-constexpr int kStartBarrier = 3, kConsumersBarrier = 4;
-
 // Pingpong: a warpgroup may look at the stages of its tile only when the other has seen all of its own, or it would
-// take an older phase of a barrier for its own. Named barrier 1 lets warpgroup 0 go, 2 lets warpgroup 1.
+// take an older phase of a barrier for its own. One barrier lets each of them go.
 struct PingpongTurn {
   int group;
 
-  __device__ __forceinline__ void wait() const { ptx::named_barrier_sync(1 + group, 256); }
-  __device__ __forceinline__ void pass() const { ptx::named_barrier_arrive(2 - group, 256); }
+  __device__ __forceinline__ void wait() const { ptx::named_barrier_sync(kTurnBarrier + group, 256); }
+  __device__ __forceinline__ void pass() const { ptx::named_barrier_arrive(kTurnBarrier + 1 - group, 256); }
 };
 
-// Sends partial sums to their owners in the cluster, adds up what this CTA owns in the order of K, stores it.
+// Adds the bias and stores a warpgroup's rows of a tile.
 template <class Config>
-__device__ __forceinline__ void reduce_and_store(const float (&accumulator)[Config::kRowBlocks][Config::BN / 2],
-                                                 const Sm90Params& params, const Sm90Smem<Config>& smem,
-                                                 const ClusterPlace<Config>& place, TileIndex tile, int first_row,
-                                                 typename Config::Store& out) {
-  constexpr int kThreads = 128 * Config::kConsumers;
-  const int thread = threadIdx.x;
-  auto slot = [&](int source, int i, int owned) {
-    return smem.base + Config::kReductionOffset +
-           ((((source * Config::kRowBlocks + i) * Config::kOwned) + owned) * kThreads + thread) * 16;
-  };
-  if constexpr (Config::kReuse) ptx::cluster_sync_relaxed();  // every CTA has read its last stage
-#pragma unroll
-  for (int block = 0; block < Config::BN / 8; ++block) {
-    const int owner = place.rank_of(place.m, place.n, block / Config::kOwned);
-    const uint32_t barrier = ptx::map_to_cta(smem.reduced(), owner);
+__device__ __forceinline__ void store_tile(float (&accumulator)[Config::kRowBlocks][Config::BN / 2],
+                                           const Sm90Params& params, TileIndex tile, int first_row,
+                                           typename Config::Store& out) {
+  using T = typename Config::T;
+  const int column = tile.n * Config::BN;
+  if (params.bias != nullptr) {
 #pragma unroll
     for (int i = 0; i < Config::kRowBlocks; ++i) {
-      const float* d = accumulator[i] + block * 4;
-      const uint32_t address = ptx::map_to_cta(slot(place.split, i, block % Config::kOwned), owner);
-      ptx::store_async(address, barrier, d[0], d[1], d[2], d[3]);
+      add_bias<T, Config::BN>(accumulator[i], static_cast<const T*>(params.bias), column, params.n);
     }
   }
-  ptx::mbarrier_wait(smem.reduced(), 0);
-
-  constexpr int kColumns = Config::kOwned * 8;
-  const int column = tile.n * Config::BN + place.split * kColumns;
-  const int columns = min(kColumns, Config::BN - place.split * kColumns);  // the last owner may have fewer, or none
 #pragma unroll
   for (int i = 0; i < Config::kRowBlocks; ++i) {
-    float sum[kColumns / 2];
-#pragma unroll
-    for (int owned = 0; owned < Config::kOwned; ++owned) {
-      float4 total = ptx::load_shared_f32(slot(0, i, owned));
-#pragma unroll
-      for (int source = 1; source < Config::kSplit; ++source) {
-        const float4 part = ptx::load_shared_f32(slot(source, i, owned));
-        total.x += part.x, total.y += part.y, total.z += part.z, total.w += part.w;
-      }
-      sum[owned * 4] = total.x, sum[owned * 4 + 1] = total.y, sum[owned * 4 + 2] = total.z,
-                  sum[owned * 4 + 3] = total.w;
-    }
-    using T = typename Config::T;
-    if (params.bias != nullptr) add_bias<T, kColumns>(sum, static_cast<const T*>(params.bias), column, params.n);
-    out.template store<kColumns>(sum, tile.m * Config::BM + first_row + i * 64 + thread / 32 % 4 * 16, column, columns);
-  }
-}
-
-// A tile whose K is shared by `parts` CTAs through the workspace. Each leaves its partial sums there, waits for the
-// others and adds up its slice of the tile. Waiting is bounded, for the others may be behind this one in the queue for
-// an SM: then its slice is left to the CTA that arrives last. Who adds up what, never in which order, depends on time.
-//
-// The tile's word counts arrivals in bits 0-7 and departures in bits 8-15; bit 16 + p says that part p's slice is left
-// to the last. Every change is one atomic add, so whoever gives a slice up sees from the old value whether the last had
-// arrived before and cannot know: then it adds its slice up after all. The last to depart sets the word back to 0.
-struct SharedTile {
-  // About 30 µs: several times what CTAs that run together are apart. Giving up costs the last one's extra sums.
-  static constexpr int kPolls = 32;
-
-  uint32_t* word;
-  int part, parts;
-
-  // Arrives; returns the slices, a bit each, that this CTA has to add up. One thread of the CTA calls it, after a
-  // barrier behind the CTA's writes and before one ahead of its reads: its release and acquire then hold for all of
-  // them.
-  __device__ __forceinline__ uint32_t arrive() const {
-    const uint32_t own = 1u << part;
-    const uint32_t before = ptx::atomic_add_ordered(word, 1);
-    if (arrivals(before) + 1 == parts) {
-      depart();
-      return own | before >> 16;
-    }
-#pragma unroll 1
-    for (int poll = 0; poll < kPolls; ++poll) {
-      if (arrivals(ptx::load_acquire(word)) == parts) {
-        depart();
-        return own;
-      }
-      __nanosleep(20);
-    }
-    return arrivals(depart(1u << (16 + part))) == parts ? own : 0;
-  }
-
- private:
-  __device__ __forceinline__ static int arrivals(uint32_t value) { return value & 0xFF; }
-  __device__ __forceinline__ uint32_t depart(uint32_t also = 0) const {
-    const uint32_t before = ptx::atomic_add_ordered(word, also + (1u << 8));
-    if (static_cast<int>(before >> 8 & 0xFF) + 1 == parts) *static_cast<volatile uint32_t*>(word) = 0;
-    return before;
-  }
-};
-
-// Stores a warp's 16 x 8 block of sums, four a thread as in an accumulator, at (row, column) of C.
-template <class T>
-__device__ __forceinline__ void store_block(const float4& sums, const Sm90Params& params, int row, int column) {
-  const int lane = threadIdx.x % 32;
-  row += lane / 4;
-  column += lane % 4 * 2;
-  if (column >= params.n) return;
-  const T* bias = static_cast<const T*>(params.bias);
-  const float low = load_bias(bias, column, params.n), high = load_bias(bias, column + 1, params.n);
-  T* const target = static_cast<T*>(params.c) + row * params.ldc + column;
-  if (row < params.m) *reinterpret_cast<uint32_t*>(target) = pack<T>(sums.x + low, sums.y + high);
-  if (row + 8 < params.m) {
-    *reinterpret_cast<uint32_t*>(target + 8 * params.ldc) = pack<T>(sums.z + low, sums.w + high);
-  }
-}
-
-// Split-K through the workspace: leaves this CTA's partial sums there, adds up and stores what SharedTile says.
-template <class Config>
-__device__ __forceinline__ void share_and_store(const float (&accumulator)[Config::kRowBlocks][Config::BN / 2],
-                                                const Sm90Params& params, const Sm90Smem<Config>& smem, TileIndex tile,
-                                                int part, int first_row) {
-  constexpr int kThreads = 128 * Config::kConsumers;
-  constexpr int kBlocks = Config::BN / 8;
-  constexpr int kUnits = Config::kRowBlocks * kBlocks;  // of four sums a thread; a slice is a run of them
-  constexpr int kBatch = 4;
-  const int thread = threadIdx.x;
-  const int tiles_n = params.order.tiles_n * Config::kClusterN;
-  const int number = tile.m * tiles_n + tile.n;
-  float4* const partials = reinterpret_cast<float4*>(params.partials) +
-                           static_cast<int64_t>(number) * params.split * kUnits * kThreads + thread;
-  const auto slot = [&](int source, int unit) { return partials + (source * kUnits + unit) * kThreads; };
-#pragma unroll
-  for (int unit = 0; unit < kUnits; ++unit) {
-    const float* d = accumulator[unit / kBlocks] + unit % kBlocks * 4;
-    __stcg(slot(part, unit), make_float4(d[0], d[1], d[2], d[3]));
-  }
-  ptx::named_barrier_sync(kConsumersBarrier, kThreads);
-  if (thread == 0) {
-    const SharedTile shared{params.words + number, part, params.split};
-    ptx::store_shared_u32(smem.duty(), shared.arrive());
-  }
-  ptx::named_barrier_sync(kConsumersBarrier, kThreads);
-  const uint32_t duty = ptx::load_shared_u32(smem.duty());
-
-  for (int slice = 0; slice < params.split; ++slice) {
-    if ((duty >> slice & 1) == 0) continue;
-    const int end = kUnits * (slice + 1) / params.split;
-    for (int first = kUnits * slice / params.split; first < end; first += kBatch) {
-      float4 total[kBatch] = {};
-      for (int source = 0; source < params.split; source += kBatch) {
-        float4 part_of[kBatch][kBatch];  // all asked for before any is used: what counts is the way to L2
-#pragma unroll
-        for (int i = 0; i < kBatch * kBatch; ++i) {
-          const int from = source + i / kBatch, unit = first + i % kBatch;
-          part_of[i / kBatch][i % kBatch] =
-              from < params.split && unit < end ? __ldcg(slot(from, unit)) : make_float4(0, 0, 0, 0);
-        }
-#pragma unroll
-        for (int i = 0; i < kBatch * kBatch; ++i) {
-          const float4 sums = part_of[i / kBatch][i % kBatch];
-          float4& to = total[i % kBatch];
-          to.x += sums.x, to.y += sums.y, to.z += sums.z, to.w += sums.w;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int unit = first + i;
-        if (unit < end) {
-          const int row = tile.m * Config::BM + first_row + unit / kBlocks * 64 + thread / 32 % 4 * 16;
-          store_block<typename Config::T>(total[i], params, row, tile.n * Config::BN + unit % kBlocks * 8);
-        }
-      }
-    }
+    const int row = tile.m * Config::BM + first_row + i * 64 + threadIdx.x / 32 % 4 * 16;
+    out.template store<Config::BN>(accumulator[i], row, column, Config::BN);
   }
 }
 
@@ -522,18 +241,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
   // Everything below reads what earlier kernels wrote or writes what they may still read.
   ptx::grid_dependency_wait();
 
-  int first_tile = blockIdx.x / Config::kCluster;
-  int part = place.split, parts = Config::kSplit;  // of each tile's K
-  if constexpr (Config::kWorkspace) {
-    part = params.tiles.quotient(first_tile);
-    parts = params.split;
-    first_tile -= part * params.tiles.value;
-  }
-  const int step = params.step.value;
-  const int k_begin = params.k_blocks * part / parts;
-  const int k_end = params.k_blocks * (part + 1) / parts;
-  const auto tile_of = [&](int index) {
-    const TileIndex tile = tile_at(params.order, index);
+  Work<Config, Sm90Params> work(params, blockIdx.x / Config::kCluster, place.split);
+  const auto tile_of = [&](const auto& unit) {
+    const TileIndex tile = tile_at(params.order, unit.tile);
     return TileIndex{tile.m * Config::kClusterM + place.m, tile.n * Config::kClusterN + place.n};
   };
 
@@ -543,10 +253,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
       const bool speaker = ptx::elect_one();
       Ring<Config::kStages> ring;
       int fresh = Config::kStages;  // stages that nothing was loaded into yet
-      for (int index = first_tile; index < params.tiles.value; index += step) {
-        const TileIndex tile = tile_of(index);
+      for (; !work.done(params); work.next(params)) {
+        const TileIndex tile = tile_of(work);
 #pragma unroll 1
-        for (int k_block = k_begin; k_block < k_end; ++k_block) {
+        for (int k_block = work.k_begin; k_block < work.k_end; ++k_block) {
           if (fresh > 0) {
             if (speaker) load_stage<Config, false>(params, smem, place, ring.stage, tile, k_block);
             if (--fresh == 0 && Config::kCluster > 1) {
@@ -573,49 +283,50 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
     if constexpr (Config::kReuse) ptx::cluster_sync_relaxed();  // the one in reduce_and_store
   } else {
     if constexpr (Config::kReallocate) ptx::acquire_registers<Config::kConsumerRegisters>();
-    using T = typename Config::T;
     const int group = warp / 4;
     const int first_row = Config::kPingpong ? 0 : group * Config::kRows;
-    const int k_blocks = k_end - k_begin;
-    const int tiles = params.step.quotient(params.tiles.value - 1 - first_tile) + 1;  // of this CTA
-    int releases = tiles * k_blocks - Config::kStages;  // from the current tile's first block on
-    const int turn = Config::kPingpong ? 2 : 1;         // a pingpong warpgroup takes every second tile
+    int releases = work.all_blocks(params) - Config::kStages;  // from the current unit's first block on
     Ring<Config::kStages> ring;
     typename Config::Store out{params, smem.staging(warp)};
     const PingpongTurn pingpong{group};
-    if (Config::kPingpong && group == 1) {
-      pingpong.pass();
-      ring.skip(k_blocks);
-      releases -= k_blocks;
-    }
-    for (int index = first_tile + (Config::kPingpong ? group * step : 0); index < params.tiles.value;
-         index += turn * step) {
-      const TileIndex tile = tile_of(index);
+    if (Config::kPingpong && group == 1) pingpong.pass();
+    for (int turn = 0; !work.done(params); work.next(params), turn ^= 1) {
+      const int k_blocks = work.blocks();
+      if (Config::kPingpong && turn != group) {
+        ring.skip(k_blocks);
+        releases -= k_blocks;
+        continue;
+      }
       float accumulator[Config::kRowBlocks][Config::BN / 2];
       if (Config::kPingpong) pingpong.wait();
       mainloop<Config>(accumulator, smem, place, ring, k_blocks, releases, first_row, [&] {
-        if (Config::kPingpong && index + step < params.tiles.value) pingpong.pass();
+        if (Config::kPingpong && !work.last(params)) pingpong.pass();
       });
+      releases -= k_blocks;
+      const TileIndex tile = tile_of(work);
       if constexpr (Config::kSplit > 1) {
         reduce_and_store<Config>(accumulator, params, smem, place, tile, first_row, out);
-      } else if (Config::kWorkspace && parts > 1) {
-        if constexpr (Config::kWorkspace) share_and_store<Config>(accumulator, params, smem, tile, part, first_row);
-      } else {
-        const int column = tile.n * Config::BN;
-        if (params.bias != nullptr) {
-#pragma unroll
-          for (int i = 0; i < Config::kRowBlocks; ++i) {
-            add_bias<T, Config::BN>(accumulator[i], static_cast<const T*>(params.bias), column, params.n);
-          }
-        }
-#pragma unroll
-        for (int i = 0; i < Config::kRowBlocks; ++i) {
-          const int row = tile.m * Config::BM + first_row + i * 64 + warp % 4 * 16;
-          out.template store<Config::BN>(accumulator[i], row, column, Config::BN);
+        continue;
+      }
+      if constexpr (Config::kWorkspace) {
+        if (params.split > 1) {
+          share_and_store<Config>(accumulator, params, smem, tile, work.part(), first_row);
+          continue;
         }
       }
-      releases -= turn * k_blocks;
-      if (Config::kPingpong) ring.skip(k_blocks);
+      if constexpr (Config::kStreamK) {
+        const StreamedTile<Config> streamed(params, group);
+        if (work.k_end < params.k_blocks.value) {
+          streamed.leave(accumulator);
+          continue;
+        }
+        if (work.k_begin > 0) {  // stored apart: where the two ways met, accumulators would take twice the registers
+          streamed.take(accumulator);
+          store_tile<Config>(accumulator, params, tile, first_row, out);
+          continue;
+        }
+      }
+      store_tile<Config>(accumulator, params, tile, first_row, out);
     }
     out.finish();
   }

@@ -8,7 +8,9 @@ namespace cudal2 {
 
 template <class Config>
 KernelInfo sm90_entry(const char* name) {
-  return entry_of<Config>(name, "sm90", reinterpret_cast<const void*>(&sm90_gemm<Config>), &launch_sm90);
+  KernelInfo info = entry_of<Config>(name, "sm90", reinterpret_cast<const void*>(&sm90_gemm<Config>), &launch_sm90);
+  info.tma_store = Config::kTmaStore;
+  return info;
 }
 
 }  // namespace cudal2

@@ -48,9 +48,9 @@ struct GemmArgs {
 struct LaunchKnobs {
   int group = 8;   // tiles per group along M before the order moves on along N (see kernels/schedule.cuh)
   int raster = 0;  // 0: groups run along M; 1: along N
-  int ctas = 0;    // persistent grid of at most this many CTAs; 0: one CTA per tile. With KernelInfo::stream_k, exactly
-                   // that many CTAs share the work of all (tile, k block) pairs evenly: stream-K
-  int split = 1;   // CTAs that share the K of each tile, for kernels with a workspace (KernelInfo::workspace)
+  int ctas = 0;  // persistent grid of at most this many CTAs; 0: one CTA per tile. With KernelInfo::stream_k they share
+                 // (tile, k block) pairs evenly: of all tiles, or under sm90 of as many as do not make whole waves
+  int split = 1;     // CTAs that share the K of each tile, for kernels with a workspace (KernelInfo::workspace)
   bool pdl = false;  // launched with programmatic stream serialization (programmatic dependent launch)
 };
 
@@ -58,7 +58,7 @@ struct LaunchKnobs {
 // programmatic dependent launch touches neither before griddepcontrol.wait: the launch before may still use them.
 struct Workspace {
   float* partials = nullptr;  // fp32 partial tiles
-  int* counters = nullptr;    // one per tile: of the CTAs that have arrived
+  int* counters = nullptr;    // one per tile or CTA: by which those that share a tile know of each other
 };
 
 // What a launcher needs beside the problem.
@@ -84,8 +84,10 @@ struct KernelInfo {
   int vector = 8;      // elements to which bases and pitches of A, B and C, and N, must be aligned: 8, or 1 (any)
   int k_multiple = 1;  // what K must be a multiple of
   int max_tiles_n = 1 << 30;  // along N: a grid's y dimension where the kernel has one
-  bool workspace = false;     // CTAs can share tiles through a workspace: LaunchKnobs::split
-  bool stream_k = false;      // with `workspace`: LaunchKnobs::ctas means stream-K
+  bool workspace = false;     // CTAs can split the K of each tile through a workspace: LaunchKnobs::split
+  bool stream_k = false;      // with LaunchKnobs::ctas, CTAs share tiles through a workspace: stream-K
+  int partials = 1;           // tiles that a CTA may leave partial sums of there
+  bool tma_store = false;     // sm90: C leaves by TMA
 };
 
 // A row of the plan table, resolved against the registry.

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "kernels/params.h"
+#include "kernels/sm90_work.cuh"
 #include "runtime/device.h"
 #include "runtime/tensor_map.h"
 #include "runtime/workspace.h"
@@ -31,8 +32,7 @@ int64_t clustered_tile_count(const KernelInfo& kernel, const GemmArgs& args) {
 }
 
 int64_t partial_bytes(const KernelInfo& kernel, int64_t sharing) {
-  const int slots = kernel.stream_k ? 2 : 1;  // of a CTA: with stream-K it may begin in one tile and end in another
-  return sharing * slots * kernel.bm * kernel.bn * static_cast<int64_t>(sizeof(float));
+  return sharing * kernel.partials * kernel.bm * kernel.bn * static_cast<int64_t>(sizeof(float));
 }
 
 // What has been seen of a kernel, a bit per device: that it was prepared, and that its code, where it is of 9.0 or
@@ -181,7 +181,7 @@ int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmAr
                      args.dtype};
   const MatrixView c{args.c, args.m, args.n, args.ldc, 16, store_columns(kernel.bn, kernel.split), args.dtype};
   if (tensor_map(a, &params.tma_a) != CUDA_SUCCESS || tensor_map(b, &params.tma_b) != CUDA_SUCCESS ||
-      tensor_map(c, &params.tma_c) != CUDA_SUCCESS) {
+      (kernel.tma_store && tensor_map(c, &params.tma_c) != CUDA_SUCCESS)) {
     return cudaErrorInvalidValue;
   }
   params.c = args.c;
@@ -189,7 +189,7 @@ int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmAr
   params.ldc = args.ldc;
   params.m = static_cast<int>(args.m);
   params.n = static_cast<int>(args.n);
-  params.k_blocks = static_cast<int>(ceil_div(args.k, kernel.bk));
+  params.k_blocks = Divisor(static_cast<int>(ceil_div(args.k, kernel.bk)));
   params.order = tile_order(kernel, knobs, args);
   params.tiles = Divisor(params.order.tiles_m * params.order.tiles_n);
   params.split = knobs.split;
@@ -200,6 +200,9 @@ int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmAr
   int clusters = params.tiles.value * knobs.split;
   if (knobs.ctas > 0 && kernel.split == 1) clusters = std::min(clusters, std::max(1, knobs.ctas / cluster));
   params.step = Divisor(std::min(clusters, params.tiles.value));
+  params.stream_tiles =
+      kernel.stream_k ? streamed_tiles(params.tiles.value, params.step.value, params.k_blocks.value) : 0;
+  params.stream_blocks = params.stream_tiles * params.k_blocks.value;
   return launch_grid(kernel, knobs, dim3(clusters * cluster), &params, context.stream);
 }
 
@@ -232,7 +235,6 @@ const char* unsupported(const KernelInfo& kernel, const GemmArgs& args, int devi
 }
 
 int64_t sharing_ctas(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
-  if (!kernel.workspace) return 0;
   const int64_t tiles = clustered_tile_count(kernel, args);
   if (kernel.stream_k && knobs.ctas > 0) return std::min<int64_t>(knobs.ctas, tiles * ceil_div(args.k, kernel.bk));
   return knobs.split > 1 ? tiles * knobs.split : 0;
@@ -240,8 +242,8 @@ int64_t sharing_ctas(const KernelInfo& kernel, const LaunchKnobs& knobs, const G
 
 const char* unsupported_knobs(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
   if (knobs.split < 1) return "split: must be at least 1";
-  if (knobs.split == 1 && !kernel.workspace) return nullptr;
-  if (!kernel.workspace) return "split: this kernel has no workspace to share a tile's K through";
+  if (knobs.split == 1 && !kernel.workspace && !kernel.stream_k) return nullptr;
+  if (knobs.split > 1 && !kernel.workspace) return "split: this kernel has no workspace to share a tile's K through";
   if (knobs.split > 1 && knobs.ctas > 0)
     return "split: of each tile, and ctas that share all tiles, exclude each other";
   if (ceil_div(args.k, kernel.bk) < knobs.split) return "split: K has fewer blocks";

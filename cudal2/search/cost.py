@@ -90,7 +90,9 @@ def _predict_split_us(spec: KernelSpec, shape: Shape, shared: int, machine: Mach
     ctas = along_m * along_n * spec.split * shared
     sms = usable_sms(spec, machine)
     together = min(ctas_per_sm(spec, machine), max(1, math.ceil(ctas / sms)))  # CTAs sharing an SM
-    rounds = math.ceil(ctas / (sms * together))
+    rounds = ctas / (sms * together)
+    if rounds <= 1 or not (spec.stream_k and spec.family == "sm90"):  # whose CTAs have equal shares
+        rounds = math.ceil(rounds)
     steps = math.ceil(math.ceil(shape.k / spec.bk) / (spec.split * shared))
 
     rate = (machine.flops if spec.family == "sm90" else machine.mma_flops) * _tensor_efficiency(spec)
@@ -137,14 +139,16 @@ def _predict_direct_us(spec: KernelSpec, shape: Shape, machine: Machine) -> floa
 
 
 def _tensor_efficiency(spec: KernelSpec) -> float:
-    """Share of the tensor cores' rate that a tile can reach: a narrow one is bound by shared-memory reads."""
+    """Share of the tensor cores' rate that a tile can reach: a narrow one is bound by shared-memory reads, and what
+    operands a tile loads for each product costs power, and so clock."""
     if spec.family != "sm90":
         warp_m, warp_n = spec.bm / spec.warps_m, spec.bn / spec.warps_n
         reads = warp_m * warp_n / (warp_m + warp_n) / 32.0  # products per element that a warp reads; 1 for 64 x 64
         return 0.68 * min(1.0, 0.35 + 0.65 * reads) * (0.7 if spec.family == "wmma" else 1.0)
     narrow = min(1.0, (spec.bn / 2) / (16 + spec.bn / 4))
     single = 0.8 if spec.consumers == 1 else 1.0
-    return narrow * single
+    loads = 128 * (1 / spec.bm + 1 / spec.bn)  # 1.5 for 128 x 256
+    return narrow * single * (1.0 - 0.125 * max(0.0, loads - 1.5))
 
 
 def shortlist(specs: Iterable[KernelSpec], shape: Shape, keep: int = 28, machine: Machine = H200) -> list[KernelSpec]:

@@ -70,9 +70,8 @@ def _config(spec: KernelSpec) -> str:
         return f"{head}, {choices}, {_bool(spec.stream_k)}, {spec.vector}>"
     cluster = f"{spec.cluster_m}, {spec.cluster_n}, {spec.split}"
     head = f"Sm90Config<{spec.dtype}, {tile}, {spec.bk}, {spec.stages}, {cluster}"
-    return (
-        f"{head}, {_bool(spec.schedule == 'ping')}, {spec.consumers}, {_bool(spec.tma_store)}, {_bool(spec.workspace)}>"
-    )
+    options = ", ".join(_bool(option) for option in (spec.tma_store, spec.workspace, spec.stream_k))
+    return f"{head}, {_bool(spec.schedule == 'ping')}, {spec.consumers}, {options}>"
 
 
 def _bool(value: bool) -> str:

@@ -38,7 +38,7 @@ def variants(spec: KernelSpec, shape: Shape, slots: int, knobs: Knobs) -> list[K
     changed: list[Knobs] = []
     if _can_persist(spec) and (along_m * along_n > slots or spec.schedule == "ping"):
         changed.append(replace(knobs, ctas=0 if knobs.ctas else slots))
-    if spec.shares_tiles:
+    if spec.splits_tiles:
         shared = [replace(knobs, ctas=0, split=split) for split in (1, *_splits(spec, shape, slots))]
         if spec.stream_k and _fits(spec, shape, slots) and along_m * along_n * math.ceil(shape.k / spec.bk) > slots:
             shared.append(replace(knobs, ctas=slots, split=1))
@@ -52,9 +52,10 @@ def variants(spec: KernelSpec, shape: Shape, slots: int, knobs: Knobs) -> list[K
 
 def _splits(spec: KernelSpec, shape: Shape, slots: int) -> list[int]:
     """How many CTAs may share the K of each tile, above 1."""
+    if not spec.splits_tiles:
+        return []
     tiles, blocks = math.prod(cost.tiles(spec, shape)), math.ceil(shape.k / spec.bk)
-    choices = SPLITS if spec.stream_k else SM90_SPLITS if spec.workspace else ()
-    waves = MOST_WAVES if spec.stream_k else 1  # sm90's wait for each other
+    choices, waves = (SM90_SPLITS, 1) if spec.family == "sm90" else (SPLITS, MOST_WAVES)  # sm90's wait for each other
     return [
         split
         for split in choices
@@ -63,8 +64,8 @@ def _splits(spec: KernelSpec, shape: Shape, slots: int) -> list[int]:
 
 
 def most_sharing(spec: KernelSpec) -> int:
-    """How many CTAs that share tiles find room in the workspace: fp32, a partial tile for each, with stream-K two."""
-    return WORKSPACE_BYTES // ((2 if spec.stream_k else 1) * spec.bm * spec.bn * 4)
+    """How many CTAs that share tiles find room in the workspace, for their fp32 partial tiles."""
+    return WORKSPACE_BYTES // (spec.partials * spec.bm * spec.bn * 4)
 
 
 def _fits(spec: KernelSpec, shape: Shape, ctas: int) -> bool:

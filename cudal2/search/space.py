@@ -10,28 +10,28 @@ from typing import Any
 from cudal2.spec import DTYPES, LAYOUTS, MAX_SMEM, KernelSpec
 
 # One line per tile: tile, stages, schedule and consumer warpgroups, then clusters MxN that share or MxNkSPLIT that
-# split, then options (KernelSpec's, as in a name): tma stores by TMA, ws splits through the workspace.
+# split, then options (KernelSpec's, as in a name): tma stores by TMA, ws splits through the workspace, sk stream-K.
 _SM90 = """
 64x16x128  s8  coop1  1x1 1x1k4 1x1k8 1x1k16
 64x32x64   s6  coop1  1x1
 64x32x128  s6  coop1  1x1k2 1x1k4 1x1k8
-64x32x128  s6  coop1  1x1 ws
+64x32x128  s8  coop1  1x1 ws
 64x64x64   s6  coop1  1x1
 64x64x64   s6  coop1  1x1 tma
 64x64x128  s6  coop1  1x1 1x2 2x1 1x1k2 1x1k4 1x1k8
+64x64x64   s13 coop1  1x2 ws
 64x64x128  s6  coop1  1x1 ws
 64x96x64   s5  coop1  1x1
-64x96x128  s5  coop1  1x1
+64x96x64   s10 coop1  1x1 ws
 64x128x64  s4  coop1  1x1
 64x128x64  s4  coop1  1x1 tma
 64x128x64  s8  coop1  1x1 1x2 1x1k3
 64x128x64  s8  coop1  1x1 2x1 ws
 64x128x128 s4  coop1  1x1 ws
-64x192x64  s6  coop1  1x1 2x1
+64x192x64  s6  coop1  1x1
 128x64x64  s4  coop2  1x1 1x1k4
 128x64x64  s8  coop2  1x2 1x1k3
 128x64x64  s8  coop2  1x1 1x2 ws
-128x64x128 s4  coop2  1x1
 192x64x64  s7  coop3  1x1 1x2
 128x128x64 s6  coop2  1x1 2x1 tma
 128x128x64 s6  coop2  1x1 1x2 ws
@@ -42,13 +42,14 @@ _SM90 = """
 128x64x64  s8  ping2  1x1 tma
 64x128x64  s8  ping2  1x1 tma
 64x192x64  s6  ping2  1x1 tma
-64x256x64  s5  ping2  1x1 2x1 tma
 128x128x64 s6  ping2  1x1 2x1 1x2 tma
-128x144x64 s6  ping2  1x1 2x1 tma
+128x144x64 s6  ping2  1x1 tma
 128x160x64 s5  ping2  1x1 2x1 tma
-128x176x64 s5  ping2  1x1 2x1 tma
-128x192x64 s4  ping2  1x1 2x1 1x2 tma
-128x192x64 s5  ping2  1x1 2x1 tma
+128x192x64 s4  ping2  2x1 1x2 tma
+128x192x64 s5  ping2  1x1 2x1 1x2 tma
+128x128x64 s6  ping2  2x1 tma sk
+128x192x64 s5  ping2  1x1 2x1 tma sk
+128x256x64 s4  coop2  2x1 tma sk
 """
 
 # Tile, stages, then warps along M x N, and those that split each BK. For Turing: elsewhere direct is faster.
@@ -118,9 +119,11 @@ def _sm90() -> list[KernelSpec]:
     for line in _SM90.split("\n")[1:-1]:
         tile, stages, workers, *rest = line.split()
         base = KernelSpec("sm90", "f16", "tn", *_tile(tile), int(stages[1:]), tma_store="tma" in rest)
-        base = replace(base, workspace="ws" in rest, schedule=workers[:-1], consumers=int(workers[-1]))
+        base = replace(
+            base, workspace="ws" in rest, stream_k="sk" in rest, schedule=workers[:-1], consumers=int(workers[-1])
+        )
         for cluster in rest:
-            if cluster not in ("tma", "ws"):
+            if cluster not in ("tma", "ws", "sk"):
                 cluster_m, cluster_n, split = _cluster(cluster)
                 specs.append(replace(base, cluster_m=cluster_m, cluster_n=cluster_n, split=split))
     return specs

@@ -1,6 +1,6 @@
 """Finds the fastest kernel and knobs for one problem, by successive halving on the device.
 
-    quick   every candidate, 1-2 replays               -> the best 6
+    quick   every candidate, 2 replays                 -> the best 6 (long products: see LONG_US)
     top     those, more replays                        -> the best 3
     knobs   other tile orders and grids of those       -> a ranking
     check   down the ranking, until 3 compute rightly
@@ -27,11 +27,13 @@ from cudal2.spec import KernelSpec
 OWN_MARGIN = 0.995
 """Dispatch runs the own kernel only where it measured at most this times torch.matmul."""
 
-POWER_US, MOST_LARGE = 250.0, 16
-"""From here on power sets the clock, and one kernel's times differ more than kernels do: fewer, timed more often."""
+LONG_US, MOST_LONG = 60.0, 8
+"""Products of this length run at a clock that power sets: one kernel's times differ by more than kernels do, and a hot
+device ranks them otherwise than one that begins with this. So fewer are timed, all in one race of more rounds; the best
+two and other tile orders of the best are finalists."""
 
-REST_US, REST_S = 80.0, 0.025
-"""Before a race of products of this size the device rests: none starts from what the last one left of the clock."""
+LONG_GRAPH_US, REST_S = 200.0, 0.025
+"""What their graphs take, and how long the device rests before a race of them."""
 
 TORCH, LT, LT_HEURISTIC = Candidate("torch"), Candidate("lt"), Candidate("lt_heuristic")
 
@@ -109,22 +111,26 @@ class _Run:
             candidates = seeds
         else:
             specs = cost.shortlist(self.tuner.specs.values(), self.key.shape, self.tuner.keep)
-            if specs and cost.predict_us(specs[0], self.key.shape) > POWER_US:
-                specs = specs[:MOST_LARGE]
+            if specs and cost.predict_us(specs[0], self.key.shape) > LONG_US:
+                specs = specs[:MOST_LONG]
             specs = list(dict.fromkeys([*specs, *self.tuner.neighbours(self.key)]))
             candidates = [started for spec in specs if (started := self.start(spec)) is not None]
         if self.careful:
             self.try_each(candidates)
         expected = min((cost.predict_us(self.spec(c), self.key.shape) for c in candidates), default=0.0)
-        launches = launches_for(expected)
-        if not seeds:
-            ranking = self.stage("quick", candidates, launches, 2 if expected < POWER_US else 4)[:6]
+        long = expected > LONG_US
+        launches = launches_for(expected, LONG_GRAPH_US) if long else launches_for(expected)
+        if seeds:
+            ranking = self.stage("top", candidates, launches, 5 if long else 3)
+        elif long:
+            ranking = self.stage("quick", candidates, launches, 4)[:2]
+            ranking += self.orders(ranking[0]) if ranking else []
+        else:
+            ranking = self.stage("quick", candidates, launches, 2)[:6]
             ranking = self.stage("top", ranking, launches, 5)
             if time.monotonic() < self.deadline:
                 ranking = self.knobs(ranking, launches)
-        else:
-            ranking = self.stage("top", candidates, launches, 3)
-        finalists = self.right_ones(ranking, 3) if ranking else []
+        finalists = self.right_ones(ranking, 5 if long else 3) if ranking else []
         return self.final(finalists) if finalists else None
 
     # Candidates ------------------------------------------------------------------------------------------------------
@@ -162,6 +168,12 @@ class _Run:
                 self.refuse(candidate, name, str(error))
         times = self.race(name, graphs, rounds)
         return sorted(times, key=times.__getitem__)
+
+    def orders(self, candidate: Candidate) -> list[Candidate]:
+        """The candidate with other tile orders, in groups no narrower."""
+        least, grid = candidate.knobs.group, (candidate.knobs.ctas, candidate.knobs.split)
+        others = self.variants(candidate)
+        return [o for o in others if o.knobs.group >= least and (o.knobs.ctas, o.knobs.split) == grid]
 
     def knobs(self, ranking: list[Candidate], launches: int) -> list[Candidate]:
         """Order and grid of the best two (grid only of the third), raced together with what they change."""
@@ -209,7 +221,7 @@ class _Run:
         graphs[TORCH] = self.watch.matmul(self.operands, launches)
         if self.tuner.lt is not None:
             graphs.update(self.lt_graphs(launches))
-        times = self.race("final", graphs, 9)
+        times = self.race("final", graphs, 9 if min(seen, default=0.0) < LONG_US else 6)
         best = min(finalists, key=times.__getitem__)
         use = "own" if times[best] <= OWN_MARGIN * times[TORCH] else "cublas"
         return Plan(self.key, best.kernel, best.knobs, times[best], times[TORCH], times.get(LT), use)
@@ -234,7 +246,7 @@ class _Run:
     def race(self, stage: str, graphs: dict[Candidate, Any], rounds: int) -> dict[Candidate, float]:
         if not graphs:
             return {}
-        if cost.predict_us(self.spec(next(iter(graphs))), self.key.shape) > REST_US:
+        if cost.predict_us(self.spec(next(iter(graphs))), self.key.shape) > LONG_US:
             self.watch.synchronize()
             time.sleep(REST_S)
         try:

@@ -1,10 +1,13 @@
-// Exits with 0 if tile orders visit each tile once, group by group, and Divisor divides as the processor does.
+// Exits with 0 if tile orders visit each tile once, group by group, Divisor divides as the processor does, and the units
+// of work of a grid's clusters make every tile once.
 #include <cstdio>
 #include <cstdlib>
 #include <set>
 #include <utility>
+#include <vector>
 
 #include "kernels/schedule.cuh"
+#include "kernels/sm90_work.cuh"
 
 using cudal2::Divisor;
 using cudal2::TileIndex;
@@ -34,6 +37,73 @@ static void covers(int tiles_m, int tiles_n, int group, int raster) {
   }
 }
 
+// What Work reads of Sm90Params.
+struct Params {
+  Divisor k_blocks, tiles, step;
+  int split = 1, stream_tiles = 0, stream_blocks = 0;
+};
+
+template <int Split, bool Workspace, bool StreamK>
+struct Config {
+  static constexpr int kSplit = Split;
+  static constexpr bool kWorkspace = Workspace, kStreamK = StreamK;
+};
+
+struct Part {
+  int cluster, rank, unit, begin, end;
+};
+
+// The units of all clusters, by tile; checks what each cluster's say of themselves.
+template <class Config>
+static std::vector<std::vector<Part>> units(const Params& params, int clusters) {
+  std::vector<std::vector<Part>> found(params.tiles.value);
+  for (int cluster = 0; cluster < clusters; ++cluster) {
+    for (int rank = 0; rank < Config::kSplit; ++rank) {
+      cudal2::Work<Config, Params> work(params, cluster, rank);
+      int left = work.all_blocks(params);
+      for (int unit = 0; !work.done(params); work.next(params), ++unit) {
+        found[work.tile].push_back({cluster, rank, unit, work.k_begin, work.k_end});
+        left -= work.blocks();
+        require(work.last(params) == (left == 0), "last unit", cluster, unit);
+      }
+      require(left == 0, "blocks of cluster", cluster, left);
+    }
+  }
+  return found;
+}
+
+static void splits(int tiles, int blocks, int parts) {
+  Params params{Divisor(blocks), Divisor(tiles), Divisor(tiles), parts};
+  for (const std::vector<Part>& of_tile : units<Config<1, true, false>>(params, tiles * parts)) {
+    require(static_cast<int>(of_tile.size()) == parts, "parts", of_tile.size(), parts);
+    int end = 0;
+    for (const Part& part : of_tile) {
+      require(part.begin == end && part.end > end, "part", part.begin, part.end);
+      end = part.end;
+    }
+    require(end == blocks, "end", end, blocks);
+  }
+}
+
+static void streams(int tiles, int blocks, int clusters) {
+  const int run = cudal2::streamed_tiles(tiles, clusters, blocks);
+  const Params params{Divisor(blocks), Divisor(tiles), Divisor(clusters), 1, run, run * blocks};
+  require((tiles - run) % clusters == 0 || run == 0, "whole waves", tiles, run);
+  for (const std::vector<Part>& of_tile : units<Config<1, false, true>>(params, clusters)) {
+    const Part& tail = of_tile.back();  // clusters come in order
+    require(tail.end == blocks, "tail", tail.end, blocks);
+    if (of_tile.size() == 1) {
+      require(tail.begin == 0, "tile begins", tail.begin, 0);
+      continue;
+    }
+    const Part& head = of_tile.front();
+    require(of_tile.size() == 2, "clusters of a tile", of_tile.size(), 2);
+    require(head.begin == 0 && head.end == tail.begin && head.end > 0, "head", head.end, tail.begin);
+    require(head.cluster + 1 == tail.cluster, "neighbours", head.cluster, tail.cluster);
+    require(head.unit == 0, "a head comes first", head.cluster, head.unit);
+  }
+}
+
 int main() {
   constexpr int kLargest = 2147483647;
   for (int divisor = 1; divisor <= 4096; ++divisor) {
@@ -57,5 +127,25 @@ int main() {
       }
     }
   }
+  for (int tiles : {1, 3, 16}) {
+    for (int blocks : {16, 17, 100}) {
+      for (int parts : {1, 2, 3, 16}) splits(tiles, blocks, parts);
+    }
+    const Params cluster{Divisor(9), Divisor(tiles), Divisor(tiles)};
+    for (const auto& of_tile : units<Config<4, false, false>>(cluster, tiles)) {
+      require(of_tile.size() == 4 && of_tile.back().end == 9, "split in a cluster", of_tile.size(), of_tile.back().end);
+    }
+    const Params persistent{Divisor(9), Divisor(7 * tiles), Divisor(tiles)};
+    for (const auto& of_tile : units<Config<1, false, false>>(persistent, tiles)) {
+      require(of_tile.size() == 1, "a persistent grid's tile", of_tile.size(), 1);
+    }
+  }
+  for (int clusters : {1, 2, 5, 66, 132}) {
+    for (int tiles : {1, 2, 5, 7, 66, 131, 132, 133, 176, 263, 264, 265, 1376}) {
+      if (tiles < clusters) continue;  // a grid has no more clusters than tiles
+      for (int blocks : {1, 2, 7, 64, 257}) streams(tiles, blocks, clusters);
+    }
+  }
+  require(cudal2::streamed_tiles(133, 132, 1 << 20) == 0, "a run too long for an int", 133, 132);
   return 0;
 }

@@ -27,10 +27,10 @@ def test_every_spec_is_instantiated_once() -> None:
 
 def test_instantiation_repeats_the_spec() -> None:
     spec = replace(SPEC, cluster_n=2, stages=5)
-    assert f'Sm90Config<f16, Layout::tn, 128, 192, 64, 5, 1, 2, 1, false, 2, false, false>>("{spec.name}")' in (
+    assert f'Sm90Config<f16, Layout::tn, 128, 192, 64, 5, 1, 2, 1, false, 2, false, false, false>>("{spec.name}")' in (
         emit.kernel_source([spec])
     )
-    assert "false, 2, true, true>>" in emit.kernel_source([replace(spec, tma_store=True, workspace=True)])
+    assert "false, 2, true, true, false>>" in emit.kernel_source([replace(spec, tma_store=True, workspace=True)])
 
 
 @pytest.mark.parametrize("n", [8, 24, 256])

@@ -13,6 +13,7 @@ from fake_tools import ROOT
 from cudal2 import plans
 from cudal2.plans import Key, Knobs
 from cudal2.search import cost, journal, knobs, sweep
+from cudal2.search import tuner as tuner_module
 from cudal2.search.journal import Candidate, Entry, Journal
 from cudal2.search.measure import Operands, Pool, launches_for
 from cudal2.search.tuner import DeviceFailure, Tuner
@@ -157,6 +158,27 @@ class TestTuner:
         varied = {e.candidate.kernel for e in tuner.entries if e.stage == "knobs" and e.candidate.knobs.group != 8}
         assert len(varied) == 2
 
+    def test_long_products_race_few_kernels_and_orders_of_the_best(
+        self, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tuner_module, "LONG_US", 0.0)
+        monkeypatch.setattr(tuner_module, "MOST_LONG", 4)
+        rests: list[float] = []
+        monkeypatch.setattr(tuner_module.time, "sleep", rests.append)
+        shape = Shape(1024, 1024, 512)
+        few = [spec.name for spec in cost.shortlist(F16_TN.values(), shape, 40)[:4]]
+        gpu.us = {few[2]: 2.0, few[1]: 2.5}
+        tuner = _tuner(gpu)
+        plan = tuner.tune(_operands(shape))
+        assert plan is not None
+        assert plan.kernel == few[2]
+        assert {e.candidate.kernel for e in tuner.entries if e.stage == "quick"} == set(few)
+        finalists = {e.candidate for e in tuner.entries if e.stage == "final"} - {Candidate("torch")}
+        assert {candidate.kernel for candidate in finalists} == set(few[1:3])
+        orders = {(c.knobs.group, c.knobs.raster) for c in finalists if c.kernel == few[2]}
+        assert orders == {(8, 0), (8, 1), (16, 0), (16, 1)}
+        assert rests == [tuner_module.REST_S] * 2
+
     def test_seeds_replace_the_shortlist(self, gpu: FakeGpu) -> None:
         seeds = [Candidate(name, Knobs(group=4)) for name in sorted(F16_TN)[:2]]
         tuner = _tuner(gpu)
@@ -229,6 +251,20 @@ class TestKnobs:
         assert knobs.first(spec, Shape(4096, 4096, 4096), 132) == Knobs(ctas=132)
         assert {other.split for other in knobs.variants(spec, Shape(4096, 4096, 4096), 132, Knobs())} == {1}
         assert cost.predict_us(spec, long) < 0.5 * cost.predict_us(replace(spec, workspace=False), long)
+
+    def test_streaming_kernels_have_no_split(self) -> None:
+        spec = KernelSpec.parse("sm90_f16_tn_128x128x64_s6_c2x1_ping2_tma_sk")
+        shapes = Shape(128, 4096, 8192), Shape(4096, 4096, 4096)
+        for shape in shapes:
+            start = knobs.first(spec, shape, 132)
+            assert {other.split for other in (start, *knobs.variants(spec, shape, 132, start))} == {1}
+        assert knobs.first(spec, shapes[1], 132) == Knobs(ctas=132)
+
+    def test_streaming_fills_every_wave(self) -> None:
+        plain = KernelSpec.parse("sm90_f16_tn_128x192x64_s5_c1x1_ping2_tma")
+        shape = Shape(4096, 4096, 8192)  # 5.33 waves of its tiles
+        gain = cost.predict_us(plain, shape) / cost.predict_us(replace(plain, stream_k=True), shape)
+        assert 1.05 < gain < 6 / 5.33
 
     def test_other_kernels_share_nothing(self) -> None:
         for spec in SPECS:

@@ -24,6 +24,7 @@ WMMA = KernelSpec("wmma", "bf16", "nn", 32, 32, 64, 4, warps_m=2, warps_n=2)
         (replace(SM90, bn=128, schedule="ping", cluster_n=2), "sm90_f16_tn_128x128x64_s4_c2x2_ping2"),
         (replace(SM90, tma_store=True), "sm90_f16_tn_128x256x64_s4_c2x1_coop2_tma"),
         (replace(SM90, workspace=True), "sm90_f16_tn_128x256x64_s4_c2x1_coop2_ws"),
+        (replace(SM90, tma_store=True, stream_k=True), "sm90_f16_tn_128x256x64_s4_c2x1_coop2_tma_sk"),
         (replace(SM90, tma_store=True, workspace=True), "sm90_f16_tn_128x256x64_s4_c2x1_coop2_tma_ws"),
         (WMMA, "wmma_bf16_nn_32x32x64_s4_w2x2k1"),
         (DIRECT, "direct_f16_nn_16x32x128_w1x2k2"),
@@ -72,6 +73,7 @@ def test_parse_rejects_a_name_that_is_not_canonical() -> None:
         ({"split": 6}, "cluster of 12"),
         ({"split": 2, "workspace": True}, "nor with a split"),
         ({"schedule": "ping", "bn": 128, "workspace": True}, "not with ping"),
+        ({"stream_k": True, "workspace": True}, "not with a split"),
         ({"bn": 72, "cluster_m": 2}, "8-row"),
     ],
 )

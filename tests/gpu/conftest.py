@@ -51,7 +51,7 @@ def _splits(name: str, k: int) -> bool:
 def _knobs(name: str, shape: tuple[int, int, int], number: int) -> plans.Knobs:
     """Other ones for every row; kernels that can share tiles do so on some."""
     spec, (m, _, k) = KernelSpec.parse(name), shape
-    split = min(1 + number // 2 % 3, -(-k // spec.bk)) if spec.shares_tiles and m <= 256 else 1
+    split = min(1 + number // 2 % 3, -(-k // spec.bk)) if spec.splits_tiles and m <= 256 else 1
     return plans.Knobs(group=1 + number % 8, raster=number % 2, split=split, pdl=number % 3 == 0)
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-SHAPES = ((200, 136, 352), (128, 264, 1024))
+SHAPES = ((200, 136, 352), (128, 264, 1024), (136, 600, 352))
 
 MODES = {
     "wmma": r"wmma_.*",
@@ -35,6 +35,8 @@ MODES = {
     "stores by TMA in narrow boxes": r"sm90_.*x(144|160|176)x64_.*_tma",
     "workspace": r"sm90_.*_c1x1_coop\d(_tma)?_ws",
     "workspace with multicast": r"sm90_.*_c(1x2|2x1)_coop\d(_tma)?_ws",
+    "stream-K": r"sm90_.*_ping2_tma_sk",
+    "stream-K, cooperative": r"sm90_.*_coop2_tma_sk",
     "split-K": r"sm90_.*_c1x1k\d_coop\d",
     "multistage": r"multistage_.*_w2x2k1",
     "multistage, stream-K": r"multistage_.*_sk",

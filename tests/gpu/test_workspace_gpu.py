@@ -18,19 +18,27 @@ from cudal2.spec import KernelSpec
 
 M, N, K = 64, 256, 8192
 """Few tiles and a long K: several such launches fit the device at once."""
-SHARED = [("stream_k", {"split": 5}), ("stream_k", {"ctas": 13}), ("workspace", {"split": 5})]
+STREAMED = 640, 512, 2048
+"""More tiles than CTAs, and no multiple of them."""
+SHARED = [
+    ("stream_k", {"split": 5}),
+    ("stream_k", {"ctas": 13}),
+    ("workspace", {"split": 5}),
+    ("streamed", {"ctas": 10}),
+]
 MANY = 40
 """More streams than keep a workspace of their own (kMostStreams in csrc/runtime/workspace.h)."""
 
 
 def _kernel(kind: str = "stream_k") -> str:
-    """A kernel that shares tiles by stream-K too, by the workspace's split alone, or not at all (none)."""
+    """A kernel that shares tiles by a split and by stream-K, by one of them (workspace, streamed), or by none."""
+    kinds = {(True, True): "stream_k", (False, True): "workspace", (True, False): "streamed", (False, False): "none"}
     native = tools.load()
     major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     found = [
         kernel["name"]
         for kernel in (native.kernels() if native else [])
-        if ("stream_k" if kernel["stream_k"] else "workspace" if kernel["workspace"] else "none") == kind
+        if kinds[kernel["stream_k"], kernel["workspace"]] == kind
         and (kernel["dtype"], kernel["layout"]) == ("f16", "tn")
         and kernel["min_arch"] <= 10 * major + minor <= kernel["max_arch"]
     ]
@@ -45,6 +53,11 @@ def knobs(request: pytest.FixtureRequest) -> dict[str, Any]:
     return {"name": _kernel(kind), **shared}
 
 
+def _shape(name: str) -> tuple[int, int, int]:
+    spec = KernelSpec.parse(name)
+    return STREAMED if spec.stream_k and not spec.splits_tiles else (M, N, K)
+
+
 def gemm(a: Tensor, b: Tensor, out: Tensor, name: str | None = None, **knobs: Any) -> None:
     chosen = {"group": 8, "raster": 0, "ctas": 0, "split": 1, "pdl": False, **knobs}
     torch.ops.cudal2.gemm(a, b, out, None, name or _kernel(), **chosen)
@@ -55,8 +68,9 @@ class Product:
 
     def __init__(self, knobs: dict[str, Any], count: int = 10):
         self.knobs = knobs
-        self.a, self.b = half(M, K), half(N, K).t()
-        self.outs = [torch.full((M, N), torch.nan, device="cuda").half() for _ in range(count)]
+        m, n, k = _shape(knobs["name"])
+        self.a, self.b = half(m, k), half(n, k).t()
+        self.outs = [torch.full((m, n), torch.nan, device="cuda").half() for _ in range(count)]
         self.expected = torch.empty_like(self.outs[0])
         torch.cuda.synchronize()
         gemm(self.a, self.b, self.expected, **knobs)
@@ -196,10 +210,11 @@ def test_under_programmatic_dependent_launch(knobs: dict[str, Any]) -> None:
 
 
 def test_the_first_call_of_a_process_inside_a_capture(knobs: dict[str, Any]) -> None:
+    m, n, k = _shape(knobs["name"])
     code = f"""
 import torch, cudal2
-a, b = (torch.randn(rows, {K}, device="cuda").half() for rows in ({M}, {N}))
-out, again = (torch.empty({M}, {N}, device="cuda").half() for _ in range(2))
+a, b = (torch.randn(rows, {k}, device="cuda").half() for rows in ({m}, {n}))
+out, again = (torch.empty({m}, {n}, device="cuda").half() for _ in range(2))
 torch.cuda.synchronize()
 knobs = {{"group": 8, "raster": 0, "ctas": 0, "split": 1, "pdl": False, **{knobs!r}}}
 kernel = knobs.pop("name")
@@ -263,6 +278,9 @@ class TestErrors:
     def test_a_kernel_without_a_workspace(self) -> None:
         self._refused("split: this kernel has no workspace", name=_kernel("none"), split=2)
 
+    def test_a_split_of_a_kernel_that_streams(self) -> None:
+        self._refused("split: this kernel has no workspace", name=_kernel("streamed"), split=2)
+
     def test_split_and_stream_k_at_once(self) -> None:
         self._refused("exclude each other", name=_kernel(), split=2, ctas=16)
 
@@ -275,3 +293,7 @@ class TestErrors:
     def test_more_partial_tiles_than_fit(self) -> None:
         spec = KernelSpec.parse(_kernel())
         self._refused("32 MiB", m=32 * spec.bm, n=32 * spec.bn, k=32 * spec.bk, name=_kernel(), split=16)
+
+    def test_more_streaming_ctas_than_fit(self) -> None:
+        spec = KernelSpec.parse(_kernel("streamed"))
+        self._refused("32 MiB", m=32 * spec.bm, n=32 * spec.bn, k=64, name=spec.name, ctas=(32 << 20) // 65536 + 2)
