@@ -1,5 +1,5 @@
-// Exits with 0 if tile orders visit each tile once, group by group, Divisor divides as the processor does, and the units
-// of work of a grid's clusters make every tile once.
+// Exits with 0 if tile orders visit each tile once, group by group, Divisor divides as the processor does, and the
+// units of work of a grid's clusters make every tile once.
 #include <cstdio>
 #include <cstdlib>
 #include <set>
