@@ -161,7 +161,8 @@ def _why(plan: Plan, machine: cost.Machine) -> list[str]:
     along_m, along_n = cost.tiles(spec, plan.key.shape)
     knobs = plan.knobs
     shared = spec.split * knobs.split
-    shared_by_all = spec.stream_k and knobs.ctas > 0 and spec.family != "sm90"
+    shared_by_all = spec.stream_k and knobs.ctas > 0 and not spec.streams_waves
+    streamed = spec.streams_waves and 0 < knobs.ctas < along_m * along_n and along_m * along_n % knobs.ctas > 0
     ctas = knobs.ctas if shared_by_all else along_m * along_n * shared
     together = cost.ctas_per_sm(spec, machine)
     slots = cost.usable_sms(spec, machine) * together
@@ -171,13 +172,15 @@ def _why(plan: Plan, machine: cost.Machine) -> list[str]:
     grid = f"{along_m} x {along_n} tiles{split} = {_count(ctas, 'CTA')}"
     if shared_by_all:
         grid = f"{along_m} x {along_n} tiles shared by {_count(ctas, 'CTA')} (stream-K)"
-    if ctas < sms:
+    if streamed:
+        each = f"{ctas / knobs.ctas:.2f} for each of {_count(knobs.ctas, 'CTA')} (stream-K)"
+        found = [f"why       {along_m} x {along_n} tiles: {each}"]
+    elif ctas < sms:
         found = [f"why       {grid}: one wave, on {ctas} of {sms} SMs"]
     else:
         found = [f"why       {grid}, {together} to an SM: {waves:.2f} waves over {sms} SMs, {100 * fill:.0f} % filled"]
-    if knobs.ctas and spec.family == "sm90" and spec.split == 1:
-        evenly = ", an equal share for each (stream-K)" if spec.stream_k else ""
-        found.append(f"          persistent: at most {_count(knobs.ctas, 'CTA')} stride over the tiles{evenly}")
+    if knobs.ctas and spec.family == "sm90" and spec.split == 1 and not streamed:
+        found.append(f"          persistent: at most {_count(knobs.ctas, 'CTA')} stride over the tiles")
     if along_m * along_n > 1 and knobs.group > 1 and spec.family != "direct":
         found.append(f"          tiles run in groups of {knobs.group} along {'MN'[knobs.raster]}, to share L2")
     return found

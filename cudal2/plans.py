@@ -136,7 +136,7 @@ class Plan:
         if not bounded or knobs.raster not in (0, 1):
             raise ValueError(f"{knobs}; expected group >= 1, raster 0 or 1, ctas >= 0, split >= 1, at most {MOST_KNOB}")
         if knobs.split > 1 and (knobs.ctas > 0 or not spec.splits_tiles):
-            raise ValueError(f"{knobs}; split > 1 needs a kernel that shares tiles (…_sk, …_ws), and ctas=0")
+            raise ValueError(f"{knobs}; split > 1 needs a kernel that can (multistage_…_sk, sm90_…_ws), and ctas=0")
         if pdl not in ("0", "1"):
             raise ValueError(f"pdl={pdl!r}; expected 0 or 1")
         for name, us in (("us", self.us), ("torch_us", self.torch_us), ("lt_us", self.lt_us)):

@@ -143,9 +143,14 @@ class KernelSpec:
         return 128 * self.consumers + (128 if self.reallocates else 32)
 
     @property
+    def streams_waves(self) -> bool:
+        """Whether stream-K is for what does not make whole waves (sm90), not for all tiles (multistage)."""
+        return self.stream_k and self.family == "sm90"
+
+    @property
     def splits_tiles(self) -> bool:
         """Whether CTAs can split each tile's K through a workspace: the knob `split`."""
-        return self.workspace or (self.family == "multistage" and self.stream_k)
+        return self.workspace or (self.stream_k and not self.streams_waves)
 
     @property
     def partials(self) -> int:

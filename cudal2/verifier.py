@@ -9,6 +9,7 @@ CUDA graph. Kernels for any alignment are checked on odd ones; kernels whose CTA
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -19,6 +20,7 @@ import cudal2
 from cudal2 import check, problem
 from cudal2.plans import Key, Knobs, Plan
 from cudal2.problem import TORCH_DTYPES, Inputs, Output
+from cudal2.search import cost
 from cudal2.search.knobs import most_sharing
 from cudal2.shapes import Shape
 from cudal2.spec import DIRECT_CHUNK, KernelSpec
@@ -222,7 +224,7 @@ class Session:
         if spec.splits_tiles:
             behaving.append(Knobs(split=3))
         if spec.stream_k:
-            behaving.append(Knobs(ctas=min(131, most_sharing(spec))))
+            behaving.append(Knobs(ctas=min(131, most_sharing(spec))))  # behaviour() has fewer where waves are streamed
         for chosen in behaving:
             self.behaviour(Subject(spec.dtype, spec.layout, name, chosen))
 
@@ -234,6 +236,8 @@ class Session:
         # Multiples of 32, with something to do for each CTA of the split, whichever of N and K it is.
         least = (spec.split - 1) * spec.bk + 32
         shape = shape or Shape(520, max(800, least), max(672, least))
+        if spec.streams_waves and subject.knobs.ctas and (counts := streaming(spec, shape)):
+            subject = replace(subject, knobs=replace(subject.knobs, ctas=counts[-1]))
         for what, runs_alike in (
             ("launches back to back", self._back_to_back),
             ("a chain under programmatic dependent launch", self._pdl_chain),
@@ -349,9 +353,18 @@ def ragged_shapes() -> list[Shape]:
     ]
 
 
+def streaming(spec: KernelSpec, shape: Shape) -> list[int]:
+    """The fewest and the most CTAs that share tiles where a kernel streams what does not make whole waves; empty where
+    no number of them does."""
+    tiles = math.prod(cost.tiles(spec, shape)) // spec.cluster_size
+    most = min(tiles - 1, most_sharing(spec) // spec.cluster_size)
+    counts = [count * spec.cluster_size for count in range(2, most + 1) if tiles % count]
+    return sorted({counts[0], counts[-1]}) if counts else []
+
+
 def sharing(spec: KernelSpec) -> list[tuple[Shape, Knobs]]:
-    """Ways in which CTAs share tiles: splits that divide no K, more CTAs than run at once, and for stream-K fewer and
-    more CTAs than tiles."""
+    """Ways in which CTAs share tiles: splits that divide no K, more CTAs than run at once, and for stream-K of all
+    tiles fewer and more CTAs than tiles."""
     few = Shape(spec.bm + 1, spec.bn + 8, 40 * spec.bk + 8)
     some = Shape(4 * spec.bm + 3, 4 * spec.bn + 24, 7 * spec.bk - 3)
     ways: list[tuple[Shape, Knobs]] = []
@@ -360,8 +373,10 @@ def sharing(spec: KernelSpec) -> list[tuple[Shape, Knobs]]:
         ways.append((few, Knobs(split=16)))
         along_n = min(most_sharing(spec), 900) // 12 - 2
         ways.append((Shape(3 * spec.bm + 3, (along_n - 1) * spec.bn + 8, 7 * spec.bk - 3), Knobs(split=3)))
-    if spec.stream_k:
-        many = Shape(9 * spec.bm + 3, 17 * spec.bn + 24, 7 * spec.bk - 3)
+    many = Shape(9 * spec.bm + 3, 17 * spec.bn + 24, 7 * spec.bk - 3)
+    if spec.streams_waves:
+        ways += [(shape, Knobs(ctas=ctas, group=3)) for shape in (some, many) for ctas in streaming(spec, shape)]
+    elif spec.stream_k:
         counts = (7, min(131, most_sharing(spec)))
         ways += [(shape, Knobs(ctas=ctas, group=3, raster=1)) for ctas in counts for shape in (few, some, many)]
     return ways

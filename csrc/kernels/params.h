@@ -40,8 +40,8 @@ struct Sm90Params {
   // (Work in sm90_work.cuh); else 0.
   int stream_tiles, stream_blocks;
   float* partials;  // of shared tiles: BM * BN for each CTA
-  // One for each tile (SharedTile in sm90_share.cuh), or under stream-K for each CTA (StreamedTile); 0 between
-  // launches.
+  // One for each tile (SharedTile in sm90_share.cuh), or under stream-K for each consumer warpgroup of each CTA
+  // (StreamedTile); 0 between launches.
   uint32_t* words;
 };
 

@@ -11,8 +11,8 @@
 // distributed shared memory, and each owner adds them in the order of K, so the same inputs give the same bits.
 // Workspace: up to 16 clusters, chosen at launch, share a tile by K through global memory, likewise in order.
 //
-// Grid. One CTA per tile, or fewer CTAs that stride over the tiles (persistent; where no K is split). StreamK: of
-// these, each has the same number of blocks to multiply, whatever the number of tiles (sm90_work.cuh).
+// Grid. One CTA per tile, or fewer CTAs that stride over the tiles (persistent; where no K is split). StreamK:
+// fewer CTAs, each with as many blocks to multiply as any other, whatever the number of tiles (sm90_work.cuh).
 //
 // Start and end. What a small problem waits for is kept short: the producer's first loads leave as soon as it has set
 // its barriers up (in a cluster each CTA first loads for itself), and no CTA waits for others at its end. C leaves by

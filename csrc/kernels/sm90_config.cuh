@@ -28,7 +28,8 @@ struct Sm90Config {
   static constexpr int kRowBlocks = kRows / 64;
 
   // An SM sub-partition holds 16384 registers, so a third warp on it leaves 168 a thread and a fourth 128. Accumulators
-  // that do not fit that take registers from a producer warpgroup.
+  // that do not fit that take registers from a producer warpgroup: all but 56, or where fewer do, 72 (with stream-K its
+  // code needs more than 56).
   static constexpr int kAccumulators = kRows * BN / 128;
   static constexpr bool kReallocate =
       (kConsumers == 2 && kAccumulators > 112) || (kConsumers == 3 && kAccumulators > 72);

@@ -177,7 +177,8 @@ __device__ __forceinline__ void share_and_store(const float (&accumulator)[Confi
 
 // A tile whose K two neighbouring clusters share under stream-K: the one before leaves its sums over the first blocks
 // in the workspace, this one adds its own over the rest to them. Each warpgroup sees to its own rows. Only the CTA
-// after waits, for one that was launched before it and had nothing to wait for itself.
+// after waits, for what the CTA before did first, waiting for nobody. So none waits for ever as long as CTAs start in
+// the order of their numbers: no manual says so, but all devices do it, and others' stream-K and scans rely on it too.
 template <class Config>
 class StreamedTile {
  public:

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cstring>
 #include <unordered_map>
 
 #include "kernels/params.h"
@@ -30,6 +31,16 @@ int64_t clustered_tile_count(const KernelInfo& kernel, const GemmArgs& args) {
   const int64_t rows = int64_t{kernel.bm} * kernel.cluster_m, columns = int64_t{kernel.bn} * kernel.cluster_n;
   return ceil_div(args.m, rows) * ceil_div(args.n, columns) * kernel.cluster_m * kernel.cluster_n;
 }
+
+// The grid of an sm90 kernel, in clusters, for so many cluster tiles.
+int64_t grid_clusters(const KernelInfo& kernel, const LaunchKnobs& knobs, int64_t tiles) {
+  const int64_t clusters = tiles * knobs.split;
+  const bool persistent = knobs.ctas > 0 && kernel.split == 1;
+  return persistent ? std::min<int64_t>(clusters, std::max(1, knobs.ctas / cluster_size(kernel))) : clusters;
+}
+
+// Whether CTAs stream over what does not make whole waves (sm90), not over all tiles (multistage).
+bool streams_waves(const KernelInfo& kernel) { return kernel.stream_k && std::strcmp(kernel.family, "sm90") == 0; }
 
 int64_t partial_bytes(const KernelInfo& kernel, int64_t sharing) {
   return sharing * kernel.partials * kernel.bm * kernel.bn * static_cast<int64_t>(sizeof(float));
@@ -169,7 +180,7 @@ cudaError_t launch_grid(const KernelInfo& kernel, const LaunchKnobs& knobs, dim3
 
 int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args,
                 const LaunchContext& context) {
-  Sm90Params params;
+  Sm90Params params{};
   const MatrixView a{args.a, args.m, args.k, args.lda, kernel.bm / kernel.cluster_n, 64, args.dtype};
   const bool tn = args.layout == Layout::tn;
   const MatrixView b{args.b,
@@ -197,8 +208,7 @@ int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmAr
   params.words = reinterpret_cast<uint32_t*>(context.workspace.counters);
 
   const int cluster = cluster_size(kernel);
-  int clusters = params.tiles.value * knobs.split;
-  if (knobs.ctas > 0 && kernel.split == 1) clusters = std::min(clusters, std::max(1, knobs.ctas / cluster));
+  const int clusters = static_cast<int>(grid_clusters(kernel, knobs, params.tiles.value));
   params.step = Divisor(std::min(clusters, params.tiles.value));
   params.stream_tiles =
       kernel.stream_k ? streamed_tiles(params.tiles.value, params.step.value, params.k_blocks.value) : 0;
@@ -235,9 +245,13 @@ const char* unsupported(const KernelInfo& kernel, const GemmArgs& args, int devi
 }
 
 int64_t sharing_ctas(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
-  const int64_t tiles = clustered_tile_count(kernel, args);
-  if (kernel.stream_k && knobs.ctas > 0) return std::min<int64_t>(knobs.ctas, tiles * ceil_div(args.k, kernel.bk));
-  return knobs.split > 1 ? tiles * knobs.split : 0;
+  if (!kernel.workspace && !kernel.stream_k) return 0;
+  const int64_t tiles = clustered_tile_count(kernel, args), k_blocks = ceil_div(args.k, kernel.bk);
+  if (!kernel.stream_k || knobs.ctas == 0) return knobs.split > 1 ? tiles * knobs.split : 0;
+  if (!streams_waves(kernel)) return std::min<int64_t>(knobs.ctas, tiles * k_blocks);
+  const int64_t cluster_tiles = tiles / (kernel.cluster_m * kernel.cluster_n);
+  const int64_t clusters = grid_clusters(kernel, knobs, cluster_tiles);
+  return streamed_tiles(cluster_tiles, clusters, k_blocks) > 0 ? clusters * cluster_size(kernel) : 0;
 }
 
 const char* unsupported_knobs(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args) {
@@ -250,7 +264,9 @@ const char* unsupported_knobs(const KernelInfo& kernel, const LaunchKnobs& knobs
   if (!kernel.stream_k && knobs.split > kMostParts) return "split: at most 16 CTAs can share a tile of this kernel";
   const int64_t sharing = sharing_ctas(kernel, knobs, args);
   if (sharing == 0) return nullptr;
-  if (clustered_tile_count(kernel, args) > kWorkspaceCounters) return "workspace: more than 65536 tiles";
+  // Where waves are streamed counters are the CTAs', and what bounds partial tiles bounds them too.
+  if (!streams_waves(kernel) && clustered_tile_count(kernel, args) > kWorkspaceCounters)
+    return "workspace: more than 65536 tiles";
   if (partial_bytes(kernel, sharing) > kWorkspaceBytes) return "workspace: more than 32 MiB of partial tiles";
   return nullptr;
 }

@@ -26,9 +26,9 @@ TileOrder tile_order(const KernelInfo& kernel, const LaunchKnobs& knobs, const G
 // Launches kernel.function with `params`, a pointer to its one parameter.
 cudaError_t launch_grid(const KernelInfo& kernel, const LaunchKnobs& knobs, dim3 grid, void* params, void* stream);
 
-// How many CTAs share the (tile, k block) pairs of the problem through the workspace, which then has a partial tile,
-// with stream-K two, for each of them; 0: none do, each tile is one CTA's. Stream-K: knobs.ctas, but at most one per
-// pair. Split-K: knobs.split for each tile.
+// How many CTAs share tiles of the problem through the workspace, which then has KernelInfo::partials partial tiles for
+// each of them; 0: none do, each tile is one CTA's. Split-K: knobs.split for each tile. Stream-K: knobs.ctas, but at
+// most one per (tile, k block) pair; under sm90 the grid, where some tiles do not make whole waves of it.
 int64_t sharing_ctas(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmArgs& args);
 
 }  // namespace cudal2

@@ -91,7 +91,7 @@ def _predict_split_us(spec: KernelSpec, shape: Shape, shared: int, machine: Mach
     sms = usable_sms(spec, machine)
     together = min(ctas_per_sm(spec, machine), max(1, math.ceil(ctas / sms)))  # CTAs sharing an SM
     rounds = ctas / (sms * together)
-    if rounds <= 1 or not (spec.stream_k and spec.family == "sm90"):  # whose CTAs have equal shares
+    if rounds <= 1 or not spec.streams_waves:  # whose CTAs have equal shares
         rounds = math.ceil(rounds)
     steps = math.ceil(math.ceil(shape.k / spec.bk) / (spec.split * shared))
 

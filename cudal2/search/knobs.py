@@ -23,7 +23,7 @@ def first(spec: KernelSpec, shape: Shape, slots: int) -> Knobs:
     tiles = math.prod(cost.tiles(spec, shape))
     if spec.schedule == "ping":  # pays only where a CTA has several tiles
         return Knobs(ctas=slots if tiles > slots else max(1, tiles // 2))
-    if _can_persist(spec) and tiles > 2.3 * slots:
+    if _can_persist(spec) and tiles > (1.0 if spec.streams_waves else 2.3) * slots:
         return Knobs(ctas=slots)
     if spec.workspace:
         return Knobs(split=cost.widest_split(spec, shape, slots))

@@ -105,24 +105,25 @@ class _Run:
         self.gemm = operands.gemm()
         self.deadline = time.monotonic() + tuner.seconds
         self.refused: set[Candidate] = set()
+        self.long = False
 
     def plan(self, seeds: list[Candidate] | None) -> Plan | None:
         if seeds:
             candidates = seeds
         else:
             specs = cost.shortlist(self.tuner.specs.values(), self.key.shape, self.tuner.keep)
-            if specs and cost.predict_us(specs[0], self.key.shape) > LONG_US:
+            if specs and self.predict(specs[0]) > LONG_US:
                 specs = specs[:MOST_LONG]
             specs = list(dict.fromkeys([*specs, *self.tuner.neighbours(self.key)]))
             candidates = [started for spec in specs if (started := self.start(spec)) is not None]
         if self.careful:
             self.try_each(candidates)
-        expected = min((cost.predict_us(self.spec(c), self.key.shape) for c in candidates), default=0.0)
-        long = expected > LONG_US
-        launches = launches_for(expected, LONG_GRAPH_US) if long else launches_for(expected)
+        expected = min((self.predict(self.spec(c)) for c in candidates), default=0.0)
+        self.long = expected > LONG_US
+        launches = launches_for(expected, LONG_GRAPH_US) if self.long else launches_for(expected)
         if seeds:
-            ranking = self.stage("top", candidates, launches, 5 if long else 3)
-        elif long:
+            ranking = self.stage("top", candidates, launches, 5 if self.long else 3)
+        elif self.long:
             ranking = self.stage("quick", candidates, launches, 4)[:2]
             ranking += self.orders(ranking[0]) if ranking else []
         else:
@@ -130,13 +131,16 @@ class _Run:
             ranking = self.stage("top", ranking, launches, 5)
             if time.monotonic() < self.deadline:
                 ranking = self.knobs(ranking, launches)
-        finalists = self.right_ones(ranking, 5 if long else 3) if ranking else []
+        finalists = self.right_ones(ranking, 5 if self.long else 3) if ranking else []
         return self.final(finalists) if finalists else None
 
     # Candidates ------------------------------------------------------------------------------------------------------
 
     def spec(self, candidate: Candidate) -> KernelSpec:
         return self.tuner.specs[candidate.kernel]
+
+    def predict(self, spec: KernelSpec) -> float:
+        return cost.predict_us(spec, self.key.shape)
 
     def start(self, spec: KernelSpec) -> Candidate | None:
         """A kernel with the knobs to try first; None if it cannot run the problem."""
@@ -221,7 +225,7 @@ class _Run:
         graphs[TORCH] = self.watch.matmul(self.operands, launches)
         if self.tuner.lt is not None:
             graphs.update(self.lt_graphs(launches))
-        times = self.race("final", graphs, 9 if min(seen, default=0.0) < LONG_US else 6)
+        times = self.race("final", graphs, 6 if self.long else 9)
         best = min(finalists, key=times.__getitem__)
         use = "own" if times[best] <= OWN_MARGIN * times[TORCH] else "cublas"
         return Plan(self.key, best.kernel, best.knobs, times[best], times[TORCH], times.get(LT), use)
@@ -246,7 +250,7 @@ class _Run:
     def race(self, stage: str, graphs: dict[Candidate, Any], rounds: int) -> dict[Candidate, float]:
         if not graphs:
             return {}
-        if cost.predict_us(self.spec(next(iter(graphs))), self.key.shape) > LONG_US:
+        if self.long:
             self.watch.synchronize()
             time.sleep(REST_S)
         try:

@@ -181,6 +181,39 @@ void test_failed_preparation() {
   preparing_says = cudaSuccess;
 }
 
+// Who shares tiles through a workspace, and what of it is too much.
+void test_sharing() {
+  KernelInfo kernel = table[1];
+  kernel.bm = kernel.bn = 128;
+  GemmArgs args;
+  args.m = args.n = 1024;  // 64 tiles
+  args.k = 640;
+  LaunchKnobs knobs;
+  knobs.ctas = 24;
+  check(sharing_ctas(kernel, knobs, args) == 0, "a kernel that does not share");
+  kernel.stream_k = kernel.workspace = true;
+  check(sharing_ctas(kernel, knobs, args) == 24, "stream-K over all tiles");
+  knobs.ctas = 1000;
+  check(sharing_ctas(kernel, knobs, args) == 640, "no more CTAs than pairs of a tile and a block");
+  kernel.family = "sm90";
+  kernel.workspace = false;
+  kernel.cluster_m = 2;
+  check(sharing_ctas(kernel, knobs, args) == 0, "a grid of all tiles streams none");
+  check(unsupported_knobs(kernel, knobs, args) == nullptr, "however many CTAs the knobs allow");
+  knobs.ctas = 25;
+  check(sharing_ctas(kernel, knobs, args) == 24, "sm90's stream-K, in whole clusters");
+  knobs.ctas = 16;
+  check(sharing_ctas(kernel, knobs, args) == 0, "whole waves");
+  knobs.ctas = 0;
+  check(sharing_ctas(kernel, knobs, args) == 0, "no grid to stream over");
+  args.m = args.n = 128 * 300;  // 90000 tiles
+  knobs.ctas = 132;
+  check(sharing_ctas(kernel, knobs, args) == 132, "many tiles");
+  check(unsupported_knobs(kernel, knobs, args) == nullptr, "counters are the CTAs', not the tiles'");
+  knobs.ctas = 514;
+  check(unsupported_knobs(kernel, knobs, args) != nullptr, "more partial tiles than fit");
+}
+
 }  // namespace
 }  // namespace cudal2
 
@@ -191,6 +224,7 @@ int main(int count, char**) {
     cudal2::test_runtime();
     cudal2::test_without_handles();
     cudal2::test_failed_preparation();
+    cudal2::test_sharing();
   } else {
     check(cudal2::run(0) == nullptr && cudal2::is(launches[0], false, &stubs[0], 128, 1000, 4, false), "no driver");
   }

@@ -43,8 +43,9 @@ const std::vector<const KernelInfo*>& kernels() {
       info.layout = name.find("_nn_") == std::string::npos ? Layout::tn : Layout::nn;
       info.min_arch = 75;
       info.max_arch = 999;
-      info.stream_k = std::getenv("STREAM_K") != nullptr || name.find("_sk") != std::string::npos;
-      info.workspace = info.stream_k || name.find("_ws") != std::string::npos;
+      const bool both = std::getenv("STREAM_K") != nullptr;
+      info.stream_k = both || name.find("_sk") != std::string::npos;
+      info.workspace = both || (info.stream_k && name.find("sm90") != 0) || name.find("_ws") != std::string::npos;
       infos.push_back(info);
       list.push_back(&infos.back());
     }

@@ -1,5 +1,6 @@
 // Exits with 0 if tile orders visit each tile once, group by group, Divisor divides as the processor does, and the
 // units of work of a grid's clusters make every tile once.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <set>
@@ -88,8 +89,10 @@ static void splits(int tiles, int blocks, int parts) {
 static void streams(int tiles, int blocks, int clusters) {
   const int run = cudal2::streamed_tiles(tiles, clusters, blocks);
   const Params params{Divisor(blocks), Divisor(tiles), Divisor(clusters), 1, run, run * blocks};
-  require((tiles - run) % clusters == 0 || run == 0, "whole waves", tiles, run);
+  require(run == (tiles > clusters && tiles % clusters ? clusters + tiles % clusters : 0), "run of", tiles, run);
+  std::vector<int> shares(clusters);
   for (const std::vector<Part>& of_tile : units<Config<1, false, true>>(params, clusters)) {
+    for (const Part& part : of_tile) shares[part.cluster] += part.end - part.begin;
     const Part& tail = of_tile.back();  // clusters come in order
     require(tail.end == blocks, "tail", tail.end, blocks);
     if (of_tile.size() == 1) {
@@ -102,6 +105,8 @@ static void streams(int tiles, int blocks, int clusters) {
     require(head.cluster + 1 == tail.cluster, "neighbours", head.cluster, tail.cluster);
     require(head.unit == 0, "a head comes first", head.cluster, head.unit);
   }
+  const auto [least, most] = std::minmax_element(shares.begin(), shares.end());
+  require(run == 0 || *most - *least <= 1, "equal shares", *least, *most);
 }
 
 int main() {
@@ -134,6 +139,9 @@ int main() {
     const Params cluster{Divisor(9), Divisor(tiles), Divisor(tiles)};
     for (const auto& of_tile : units<Config<4, false, false>>(cluster, tiles)) {
       require(of_tile.size() == 4 && of_tile.back().end == 9, "split in a cluster", of_tile.size(), of_tile.back().end);
+      for (int rank = 1; rank < 4; ++rank) {
+        require(of_tile[rank].begin == of_tile[rank - 1].end, "rank", rank, of_tile[rank].begin);
+      }
     }
     const Params persistent{Divisor(9), Divisor(7 * tiles), Divisor(tiles)};
     for (const auto& of_tile : units<Config<1, false, false>>(persistent, tiles)) {

@@ -97,6 +97,23 @@ def test_explain_names_the_table_s_date(table: Table, capsys: pytest.CaptureFixt
     assert f"table     NVIDIA H200, 2026-01-02, {plans.directory() / 'h200.csv'}\n" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("m", "said"),
+    [
+        (4096, "32 x 32 tiles: 7.76 for each of 132 CTAs (stream-K)"),
+        (1024, "8 x 32 tiles: 1.94 for each of 132 CTAs (stream-K)"),
+        (128 * 33, "34 x 32 tiles = 1088 CTAs, 1 to an SM: 8.24 waves"),
+        (512, "4 x 32 tiles = 128 CTAs: one wave, on 128 of 132 SMs"),
+    ],
+)
+def test_explain_stream_k(m: int, said: str) -> None:
+    """Of 1088 tiles a grid of 136 has whole waves; of 128 there is less than one."""
+    key = Key("f16", "tn", m, 4096, 8192)
+    kernel = "sm90_f16_tn_128x128x64_s6_c2x1_ping2_tma_sk"
+    plan = Plan(key, kernel, Knobs(ctas=136 if m == 128 * 33 else 132), 1.0, 2.0, None, "own")
+    assert said in "\n".join(explain.lines(Table({}, {key: plan}), key, "h200.csv"))
+
+
 def test_explain_says_nothing_of_groups_of_one() -> None:
     key = Key("f16", "tn", 64, 8192, 64)
     plan = Plan(key, "sm90_f16_tn_64x64x64_s6_c1x1_coop1", Knobs(group=1), us=2.0, torch_us=3.0)

@@ -260,6 +260,12 @@ class TestKnobs:
             assert {other.split for other in (start, *knobs.variants(spec, shape, 132, start))} == {1}
         assert knobs.first(spec, shapes[1], 132) == Knobs(ctas=132)
 
+    def test_streaming_starts_from_the_second_wave_on(self) -> None:
+        spec = KernelSpec.parse("sm90_f16_tn_128x256x64_s4_c2x1_coop2_tma_sk")
+        assert knobs.first(spec, Shape(2048, 4096, 8192), 132) == Knobs(ctas=132)
+        assert knobs.first(replace(spec, stream_k=False), Shape(2048, 4096, 8192), 132) == Knobs()
+        assert knobs.first(spec, Shape(1024, 4096, 8192), 132) == Knobs()
+
     def test_streaming_fills_every_wave(self) -> None:
         plain = KernelSpec.parse("sm90_f16_tn_128x192x64_s5_c1x1_ping2_tma")
         shape = Shape(4096, 4096, 8192)  # 5.33 waves of its tiles

@@ -77,19 +77,20 @@ def test_a_split_of_each_tile(load: Load) -> None:
     assert result.stdout.splitlines()[1] == f"{KERNEL} group=4 ctas=0 split=6 own=1 us=2.500"
 
 
-@pytest.mark.parametrize(("kernel", "split", "sms", "own"), [
-    ("sm90_f16_tn_128x128x64_s6_c1x1_coop2_ws", 6, "132", 1),
-    ("sm90_f16_tn_128x128x64_s6_c1x1_coop2_ws", 6, "114", 0),
-    ("sm90_f16_tn_128x128x64_s6_c1x1_coop2_ws", 1, "114", 1),
-    ("multistage_f16_tn_64x64x64_s4_w2x2k1_sk", 6, "114", 1),
+@pytest.mark.parametrize(("kernel", "ctas", "split", "sms", "own"), [
+    ("sm90_f16_tn_128x128x64_s6_c1x1_coop2_ws", 0, 6, "132", 1),
+    ("sm90_f16_tn_128x128x64_s6_c1x1_coop2_ws", 0, 6, "114", 0),
+    ("sm90_f16_tn_128x128x64_s6_c1x1_coop2_ws", 0, 1, "114", 1),
+    ("sm90_f16_tn_128x128x64_s6_c2x1_ping2_tma_sk", 132, 1, "114", 1),
+    ("multistage_f16_tn_64x64x64_s4_w2x2k1_sk", 0, 6, "114", 1),
 ])  # fmt: skip
 def test_ctas_that_wait_for_each_other_need_the_table_s_multiprocessors(
-    load: Load, kernel: str, split: int, sms: str, own: int
+    load: Load, kernel: str, ctas: int, split: int, sms: str, own: int
 ) -> None:
-    """An H100 with 114 takes the H200's table."""
-    row = ROW.replace(KERNEL, kernel).replace("132,1,0", f"0,{split},0")
+    """An H100 with 114 takes the H200's table. Who streams waits only for CTAs that started before."""
+    row = ROW.replace(KERNEL, kernel).replace("132,1,0", f"{ctas},{split},0")
     result = load(HEADER + COLUMNS + row, 64, 128, 256, kernels=kernel, GPU="NVIDIA H100 PCIe", SMS=sms)
-    assert result.stdout.splitlines()[1] == f"{kernel} group=4 ctas=0 split={split} own={own} us=2.500"
+    assert result.stdout.splitlines()[1] == f"{kernel} group=4 ctas={ctas} split={split} own={own} us=2.500"
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from cudal2 import check, cli, verifier
 from cudal2.plans import Knobs
 from cudal2.problem import TORCH_DTYPES, Inputs, Output, exact_product, generator, normal, zero_one
-from cudal2.search import cost, knobs
+from cudal2.search import cost, knobs, space
 from cudal2.shapes import Shape
 from cudal2.spec import KernelSpec
 from cudal2.verifier import Session, Subject
@@ -18,6 +19,7 @@ from cudal2.verifier import Session, Subject
 CPU = torch.device("cpu")
 SHAPE = Shape(65, 72, 1040)
 KERNEL = "sm90_f16_tn_128x256x64_s4_c2x1_coop2"
+STREAMING = [s.name for s in space.compiled() if s.streams_waves and (s.dtype, s.layout) == ("f16", "tn")]
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, "torch.Tensor | None"], None]
 
 
@@ -297,6 +299,13 @@ class TestWhatAKernelIsCheckedFor:
         assert {knobs.split for _, knobs, _ in met} == {1, 2, 3, 5, 16}
         assert {knobs for shape, knobs, _ in met if shape == Shape(0, 0, 0)} == {Knobs(), Knobs(split=3)}
 
+    @pytest.mark.parametrize("name", STREAMING)
+    def test_streaming_waves(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(verifier, "sharing", _small_sharing(verifier.sharing))
+        met = self._met(name, monkeypatch)
+        assert {knobs.split for _, knobs, _ in met} == {1}
+        assert {knobs for shape, knobs, _ in met if shape == Shape(0, 0, 0)} == {Knobs(), Knobs(ctas=131)}
+
     def test_any_alignment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         met = self._met("multistage_f16_tn_64x64x32_s4_w2x2k1_any", monkeypatch)
         assert {shape for shape, _, ragged in met if ragged} == {Shape(7, 33, 1), Shape(1, 7, 33)}
@@ -316,6 +325,24 @@ def test_ways_of_sharing_have_fewer_and_more_tiles_than_ctas() -> None:
         along_m, along_n = cost.tiles(spec, shape)
         ctas = chosen.ctas or along_m * along_n * chosen.split
         assert knobs._fits(spec, shape, ctas)
+
+
+@pytest.mark.parametrize("name", STREAMING)
+@pytest.mark.parametrize("quick", [False, True])
+def test_streaming_kernels_stream(name: str, quick: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the verifier runs with a grid to share tiles has tiles to share."""
+    spec = KernelSpec.parse(name)
+    ways = verifier.sharing(spec)[:: 3 if quick else 1]
+    for behaviour in ("_back_to_back", "_pdl_chain", "_side_stream", "_graph"):
+        monkeypatch.setattr(Session, behaviour, lambda self, subject, shape: not ways.append((shape, subject.knobs)))
+    session = Session(CPU, seed=1)
+    session.behaviour(Subject("f16", "tn", name, Knobs(ctas=132)))
+    assert len(ways) >= 5
+    for shape, chosen in ways:
+        tiles, clusters = math.prod(cost.tiles(spec, shape)) // spec.cluster_size, chosen.ctas // spec.cluster_size
+        assert tiles > clusters > 1
+        assert tiles % clusters
+        assert knobs._fits(spec, shape, chosen.ctas)
 
 
 def test_the_command_for_a_failure_has_all_knobs() -> None:

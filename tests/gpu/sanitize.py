@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-SHAPES = ((200, 136, 352), (128, 264, 1024), (136, 600, 352))
+SHAPES = ((200, 136, 352), (128, 264, 1024), (136, 1096, 352))
 
 MODES = {
     "wmma": r"wmma_.*",
@@ -31,11 +31,12 @@ MODES = {
     "pingpong": r"sm90_.*_128x128x64_.*_c1x1_ping2(_tma)?",
     "multicast of A": r"sm90_.*_c1x2_(coop|ping)\d(_tma)?",
     "multicast of B": r"sm90_.*_c2x1_(coop|ping)\d(_tma)?",
-    "stores by TMA": r"sm90_.*_(128x128|64x256)x64_.*_ping2_tma",
-    "stores by TMA in narrow boxes": r"sm90_.*x(144|160|176)x64_.*_tma",
+    "stores by TMA": r"sm90_.*_128x128x64_.*_ping2_tma",
+    "stores by TMA in narrow boxes": r"sm90_.*x(144|160)x64_.*_tma",
     "workspace": r"sm90_.*_c1x1_coop\d(_tma)?_ws",
     "workspace with multicast": r"sm90_.*_c(1x2|2x1)_coop\d(_tma)?_ws",
-    "stream-K": r"sm90_.*_ping2_tma_sk",
+    "stream-K": r"sm90_.*_c1x1_ping2_tma_sk",
+    "stream-K with multicast": r"sm90_.*_c2x1_ping2_tma_sk",
     "stream-K, cooperative": r"sm90_.*_coop2_tma_sk",
     "split-K": r"sm90_.*_c1x1k\d_coop\d",
     "multistage": r"multistage_.*_w2x2k1",
@@ -87,7 +88,7 @@ def launch(tools: Any, timer: Any, cuda: Cuda, kernel: str, layout: str, shape: 
         a=pointers[0], b=pointers[1], c=pointers[2], bias=0, m=m, n=n, k=k,
         lda=k, ldb=stored.shape[1], ldc=n, dtype="f16", layout=layout,
     )  # fmt: skip
-    shared = {"split": 3} if kernel.endswith("_ws") else {"ctas": 4}
+    shared = {"split": 3} if kernel.endswith("_ws") else {"ctas": 5}
     timer.launch(kernel, tools.Knobs(group=2, raster=1, pdl=False, **shared), gemm)
     timer.synchronize(300.0)
     result = cuda.download(pointers[2], (m, n))
