@@ -162,7 +162,8 @@ def _why(plan: Plan, machine: cost.Machine) -> list[str]:
     knobs = plan.knobs
     shared = spec.split * knobs.split
     shared_by_all = spec.stream_k and knobs.ctas > 0 and not spec.streams_waves
-    streamed = spec.streams_waves and 0 < knobs.ctas < along_m * along_n and along_m * along_n % knobs.ctas > 0
+    grid_ctas = min(along_m * along_n, max(1, knobs.ctas // spec.cluster_size) * spec.cluster_size)
+    streamed = spec.streams_waves and knobs.ctas > 0 and along_m * along_n % grid_ctas > 0
     ctas = knobs.ctas if shared_by_all else along_m * along_n * shared
     together = cost.ctas_per_sm(spec, machine)
     slots = cost.usable_sms(spec, machine) * together
@@ -173,14 +174,14 @@ def _why(plan: Plan, machine: cost.Machine) -> list[str]:
     if shared_by_all:
         grid = f"{along_m} x {along_n} tiles shared by {_count(ctas, 'CTA')} (stream-K)"
     if streamed:
-        each = f"{ctas / knobs.ctas:.2f} for each of {_count(knobs.ctas, 'CTA')} (stream-K)"
+        each = f"{ctas / grid_ctas:.2f} for each of {_count(grid_ctas, 'CTA')} (stream-K)"
         found = [f"why       {along_m} x {along_n} tiles: {each}"]
     elif ctas < sms:
         found = [f"why       {grid}: one wave, on {ctas} of {sms} SMs"]
     else:
         found = [f"why       {grid}, {together} to an SM: {waves:.2f} waves over {sms} SMs, {100 * fill:.0f} % filled"]
     if knobs.ctas and spec.family == "sm90" and spec.split == 1 and not streamed:
-        found.append(f"          persistent: at most {_count(knobs.ctas, 'CTA')} stride over the tiles")
+        found.append(f"          persistent: {_count(grid_ctas, 'CTA')} over the tiles")
     if along_m * along_n > 1 and knobs.group > 1 and spec.family != "direct":
         found.append(f"          tiles run in groups of {knobs.group} along {'MN'[knobs.raster]}, to share L2")
     return found

@@ -11,6 +11,7 @@ import io
 import itertools
 import math
 import os
+import re
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,11 +111,11 @@ class Plan:
     @classmethod
     def from_row(cls, row: dict[str, str], rules: bool = False) -> Plan:
         """The plan of a CSV row; `rules`: it may lack times. Raises ValueError with what is wrong in it."""
-        key = Key(row["dtype"], row["layout"], int(row["m"]), int(row["n"]), int(row["k"]))
-        group, raster, ctas, split = (int(row[name]) for name in _KNOBS[:-1])
+        key = Key(row["dtype"], row["layout"], *(_integer(row, name) for name in ("m", "n", "k")))
+        group, raster, ctas, split = (_integer(row, name) for name in _KNOBS[:-1])
         knobs = Knobs(group, raster, ctas, split, row["pdl"] == "1")
         us, torch_us, lt_us = (
-            None if not row[name] and (rules or name == "lt_us") else float(row[name]) for name in _TIMES
+            None if not row[name] and (rules or name == "lt_us") else _time(row, name) for name in _TIMES
         )
         plan = cls(key, row["kernel"], knobs, us, torch_us, lt_us, row["use"])
         plan._check(row["pdl"])
@@ -172,6 +173,19 @@ class Table:
         return min(alike, key=lambda plan: (distance(plan.key.shape, key.shape), plan.key), default=None)
 
 
+def _integer(row: dict[str, str], name: str) -> int:
+    if not re.fullmatch(r"-?[0-9]{1,18}", row[name]):
+        raise ValueError(f"{name}={row[name]!r}; expected an integer")
+    return int(row[name])
+
+
+def _time(row: dict[str, str], name: str) -> float:
+    try:
+        return float(row[name])
+    except ValueError:
+        raise ValueError(f"{name}={row[name]!r}; expected a time in µs") from None
+
+
 def distance(first: Shape, second: Shape) -> float:
     """How far two shapes are apart: the sum of the ratios of M, N and K, in powers of two."""
     return sum(abs(math.log2(a / b)) for a, b in zip(first, second, strict=True))
@@ -187,6 +201,8 @@ def read(path: str | Path) -> Table:
             line = line.rstrip("\r\n")
             if line.startswith("#"):
                 name, value = _entry(line)
+                if name == "sms" and not (value.isascii() and value.isdigit() and int(value) > 0):
+                    raise PlanError(f"{path}:{number}: sms={value!r}; expected a positive integer")
                 header[name] = value
                 continue
             if not line:

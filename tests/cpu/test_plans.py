@@ -71,6 +71,9 @@ def test_the_file_is_the_format_that_the_runtime_reads(tmp_path: Path) -> None:
         (f"f16,tn,1,8,8,{KERNEL},8,0,{2**20 + 1},1,0,1,1,,own", "at most 1048576"),
         (f"f16,tn,1,8,8,{KERNEL},8,2,0,1,0,1,1,,own", "raster"),
         (f"f16,tn,1,8,8,{KERNEL},8,0,-1,1,0,1,1,,own", "ctas"),
+        (f"f16,tn,1,8,8.0,{KERNEL},8,0,0,1,0,1,1,,own", "k='8.0'; expected an integer"),
+        (f"f16,tn,1,8,8,{KERNEL},8,0,1_3,1,0,1,1,,own", "ctas='1_3'; expected an integer"),
+        (f"f16,tn,1,8,8,{KERNEL}, 8,0,0,1,0,1,1,,own", "group=' 8'; expected an integer"),
         (f"f16,tn,1,8,8,{KERNEL},8,0,0,0,0,1,1,,own", "split"),
         (f"f16,tn,1,8,8,{KERNEL},8,0,0,2,0,1,1,,own", "split > 1 needs a kernel that can"),
         (f"f16,tn,1,8,8,{SHARING},8,0,4,2,0,1,1,,own", "and ctas=0"),
@@ -136,7 +139,7 @@ def test_a_table_of_rules_needs_no_times(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="64,4096,4096 comes from rules"):
             getattr(plan, figure)
     path.write_text(path.read_text().replace("source: rules", "source: measurements"))
-    with pytest.raises(PlanError, match="could not convert"):
+    with pytest.raises(PlanError, match="us=''; expected a time"):
         plans.read(path)
     with pytest.raises(ValueError, match="comes from rules"):
         plans.write(path, _table(plan))
@@ -240,3 +243,12 @@ class TestMerge:
         assert merge.main([str(tmp_path / "out.csv"), first, second]) == 2
         assert "tables of several GPUs: 'NVIDIA A100', 'NVIDIA H200'" in capsys.readouterr().err
         assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize("sms", ["0", "-5", "abc", ""])
+def test_a_malformed_header_is_named(sms: str, tmp_path: Path) -> None:
+    path = tmp_path / "h200.csv"
+    plans.write(path, _table(_plan(64, 128, 256)))
+    path.write_text(f"# sms: {sms}\n{path.read_text()}")
+    with pytest.raises(PlanError, match=f"h200.csv:1: sms='{sms}'; expected a positive integer"):
+        plans.read(path)
