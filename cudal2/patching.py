@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import types
 import weakref
 from typing import Any, TypeGuard
 
@@ -93,6 +94,11 @@ class _Forward:
         if not self.active:  # undone, but wrapped meanwhile by something that still calls it
             return F.linear(input, layer.weight, layer.bias)
         return linear(input, layer.weight, layer.bias)
+
+    @property
+    def __code__(self) -> types.CodeType:
+        """Where this forward's code stands, which torch.export asks of the module that it is given."""
+        return type(self).__call__.__code__
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         # While a layer is copied, its copy is in `memo` and has no attributes yet: this is its class's forward.

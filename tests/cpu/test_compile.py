@@ -171,8 +171,9 @@ def test_training_a_patched_model() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["non-strict", "strict"])
-def test_export(strict: bool) -> None:
-    network, x = model(), rand(3, 8)
+@pytest.mark.parametrize("bare", [False, True], ids=["model", "bare layer"])
+def test_export(strict: bool, bare: bool) -> None:
+    network, x = nn.Linear(8, 8) if bare else model(), rand(3, 8)
     with cudal2.patch(network):
         program = torch.export.export(network, (x,), strict=strict)
     torch.testing.assert_close(program.module()(x), network(x))
