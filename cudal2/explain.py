@@ -13,6 +13,7 @@ import cudal2
 from cudal2 import plans, tools
 from cudal2.plans import Key, Plan, Table
 from cudal2.search import cost, rules
+from cudal2.search.knobs import grid, streams
 from cudal2.shapes import Shape
 from cudal2.spec import ALL_DTYPES, LAYOUTS, KernelSpec
 
@@ -162,26 +163,28 @@ def _why(plan: Plan, machine: cost.Machine) -> list[str]:
     knobs = plan.knobs
     shared = spec.split * knobs.split
     shared_by_all = spec.stream_k and knobs.ctas > 0 and not spec.streams_waves
-    grid_ctas = min(along_m * along_n, max(1, knobs.ctas // spec.cluster_size) * spec.cluster_size)
-    streamed = spec.streams_waves and knobs.ctas > 0 and along_m * along_n % grid_ctas > 0
+    persistent = grid(spec, plan.key.shape, knobs.ctas)
+    streamed = streams(spec, plan.key.shape, knobs.ctas)
     ctas = knobs.ctas if shared_by_all else along_m * along_n * shared
     together = cost.ctas_per_sm(spec, machine)
     slots = cost.usable_sms(spec, machine) * together
     waves = ctas / slots
     fill = waves / math.ceil(waves)
     split = f" x {shared} (split)" if shared > 1 else ""
-    grid = f"{along_m} x {along_n} tiles{split} = {_count(ctas, 'CTA')}"
+    launched = f"{along_m} x {along_n} tiles{split} = {_count(ctas, 'CTA')}"
     if shared_by_all:
-        grid = f"{along_m} x {along_n} tiles shared by {_count(ctas, 'CTA')} (stream-K)"
+        launched = f"{along_m} x {along_n} tiles shared by {_count(ctas, 'CTA')} (stream-K)"
     if streamed:
-        each = f"{ctas / grid_ctas:.2f} for each of {_count(grid_ctas, 'CTA')} (stream-K)"
+        each = f"{ctas / persistent:.2f} for each of {_count(persistent, 'CTA')} (stream-K)"
         found = [f"why       {along_m} x {along_n} tiles: {each}"]
     elif ctas < sms:
-        found = [f"why       {grid}: one wave, on {ctas} of {sms} SMs"]
+        found = [f"why       {launched}: one wave, on {ctas} of {sms} SMs"]
     else:
-        found = [f"why       {grid}, {together} to an SM: {waves:.2f} waves over {sms} SMs, {100 * fill:.0f} % filled"]
+        found = [
+            f"why       {launched}, {together} to an SM: {waves:.2f} waves over {sms} SMs, {100 * fill:.0f} % filled"
+        ]
     if knobs.ctas and spec.family == "sm90" and spec.split == 1 and not streamed:
-        found.append(f"          persistent: {_count(grid_ctas, 'CTA')} over the tiles")
+        found.append(f"          persistent: {_count(persistent, 'CTA')} over the tiles")
     if along_m * along_n > 1 and knobs.group > 1 and spec.family != "direct":
         found.append(f"          tiles run in groups of {knobs.group} along {'MN'[knobs.raster]}, to share L2")
     return found

@@ -21,7 +21,7 @@ from cudal2 import check, problem
 from cudal2.plans import Key, Knobs, Plan
 from cudal2.problem import TORCH_DTYPES, Inputs, Output
 from cudal2.search import cost
-from cudal2.search.knobs import most_sharing
+from cudal2.search.knobs import most_sharing, streams
 from cudal2.shapes import Shape
 from cudal2.spec import DIRECT_CHUNK, KernelSpec
 
@@ -356,9 +356,8 @@ def ragged_shapes() -> list[Shape]:
 def streaming(spec: KernelSpec, shape: Shape) -> list[int]:
     """The fewest and the most CTAs that share tiles where a kernel streams what does not make whole waves; empty where
     no number of them does."""
-    tiles = math.prod(cost.tiles(spec, shape)) // spec.cluster_size
-    most = min(tiles - 1, most_sharing(spec) // spec.cluster_size)
-    counts = [count * spec.cluster_size for count in range(2, most + 1) if tiles % count]
+    most = min(math.prod(cost.tiles(spec, shape)), most_sharing(spec))
+    counts = [ctas for ctas in range(2 * spec.cluster_size, most + 1, spec.cluster_size) if streams(spec, shape, ctas)]
     return sorted({counts[0], counts[-1]}) if counts else []
 
 

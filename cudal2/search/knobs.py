@@ -63,6 +63,16 @@ def _splits(spec: KernelSpec, shape: Shape, slots: int) -> list[int]:
     ]
 
 
+def grid(spec: KernelSpec, shape: Shape, ctas: int) -> int:
+    """The CTAs that a persistent grid of at most `ctas` has: whole clusters, at least one, no more than tiles."""
+    return min(math.prod(cost.tiles(spec, shape)), max(1, ctas // spec.cluster_size) * spec.cluster_size)
+
+
+def streams(spec: KernelSpec, shape: Shape, ctas: int) -> bool:
+    """Whether such a grid has tiles to stream: an sm90 kernel with stream-K, and tiles that do not make whole waves."""
+    return spec.streams_waves and ctas > 0 and math.prod(cost.tiles(spec, shape)) % grid(spec, shape, ctas) > 0
+
+
 def most_sharing(spec: KernelSpec) -> int:
     """How many CTAs that share tiles find room in the workspace, for their fp32 partial tiles."""
     return WORKSPACE_BYTES // (spec.partials * spec.bm * spec.bn * 4)

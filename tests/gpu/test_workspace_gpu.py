@@ -54,8 +54,7 @@ def knobs(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 
 def _shape(name: str) -> tuple[int, int, int]:
-    spec = KernelSpec.parse(name)
-    return STREAMED if spec.stream_k and not spec.splits_tiles else (M, N, K)
+    return STREAMED if KernelSpec.parse(name).streams_waves else (M, N, K)
 
 
 def gemm(a: Tensor, b: Tensor, out: Tensor, name: str | None = None, **knobs: Any) -> None:
