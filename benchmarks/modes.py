@@ -8,7 +8,8 @@ offline   call, synchronize: wall clock of each, shuffled
 server    as offline, with exponential gaps between the calls
 overhead  host time of a call while the queue is never empty
 
-R is the same for all contenders of a problem: whatever launching a graph costs, it adds the same to each.
+R is the same for all contenders of a problem: whatever launching a graph costs, it adds the same to each. Races of long
+products begin on a settled device (cudal2.search.measure).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import torch
 
 from benchmarks.clocks import Clocks
 from benchmarks.guard import Call
-from cudal2.search.measure import Operands, Stopwatch, launches_for
+from cudal2.search.measure import LONG_US, Operands, Stopwatch, launches_for
 from cudal2.shapes import Shape
 
 DEVICE = ("graph", "isolated", "cold", "sustained")
@@ -99,17 +100,17 @@ def spacer() -> None:
     torch.cuda._sleep(_SPACER_CYCLES)
 
 
-def graph(watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int) -> Samples:
-    """Replays of the graphs, interleaved."""
-    return watch.race({name: captured.graph for name, captured in graphs.items()}, rounds)
+def graph(watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int, us: float) -> Samples:
+    """Replays of the graphs, interleaved, of a product of about `us`."""
+    return watch.race({name: captured.graph for name, captured in graphs.items()}, rounds, settled=us >= LONG_US)
 
 
-def isolated(watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int) -> Samples:
+def isolated(watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int, us: float) -> Samples:
     """Replays of graphs with a spacer before each launch; the spacers' time is taken off."""
     count = next(iter(graphs.values())).launches
     contenders = {name: captured.graph for name, captured in graphs.items()}
     contenders[_SPACER] = watch.calls(lambda _: spacer(), count)
-    times = watch.race(contenders, rounds)
+    times = watch.race(contenders, rounds, settled=us >= LONG_US)
     alone = statistics.median(times.pop(_SPACER))
     return {name: [us - alone for us in values] for name, values in times.items()}
 
@@ -161,9 +162,9 @@ class Cold:
             others.append(Operands(a, b.normal_(), first.c, first.dtype, first.layout))
         return others
 
-    def race(self, watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int) -> Samples:
+    def race(self, watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int, us: float) -> Samples:
         if not self.flushed:
-            return graph(watch, graphs, rounds)
+            return graph(watch, graphs, rounds, us)
         flush = watch.calls(lambda _: torch.amax(self._flush, dim=1, out=self._sink), 1)
         return watch.race({name: captured.graph for name, captured in graphs.items()}, rounds, before=flush)
 

@@ -294,8 +294,8 @@ class Bench:
             clocks.update(seen)
             return samples, ran
         if cold:
-            return cold.race(self.watch, graphs, rounds), ran
-        return (modes.graph if mode == "graph" else modes.isolated)(self.watch, graphs, rounds), ran
+            return cold.race(self.watch, graphs, rounds, us), ran
+        return (modes.graph if mode == "graph" else modes.isolated)(self.watch, graphs, rounds, us), ran
 
     def _right_graphs(
         self, guard: Guard, fit: dict[Name, Contender], graphs: dict[Name, Captured]

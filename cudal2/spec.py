@@ -25,7 +25,7 @@ _WARPS = r"_w(?P<warps_m>\d+)x(?P<warps_n>\d+)k(?P<warps_k>\d+)"
 _TAILS = {
     "sm90": _STAGES
     + r"_c(?P<cluster_m>\d+)x(?P<cluster_n>\d+)(?:k(?P<split>\d+))?_(?P<schedule>coop|ping)(?P<consumers>\d+)"
-    + r"(?:_(?P<tma_store>tma))?(?:_(?P<workspace>ws))?(?:_(?P<stream_k>sk))?",
+    + r"(?:_(?P<tma_store>tma))?(?:_(?P<workspace>ws))?(?:_(?P<stream_k>sk))?(?:_(?P<swap>swap))?",
     "wmma": _STAGES + _WARPS,
     "direct": _WARPS,
     "multistage": _STAGES
@@ -33,7 +33,7 @@ _TAILS = {
     + r"(?:_p(?P<prefetch>\d+))?(?:_(?P<copies>stagger|spread))?(?:_(?P<stream_k>sk))?(?:_(?P<vector>any))?",
 }
 _NAMES = [re.compile(_HEAD.format(family=family) + tail) for family, tail in _TAILS.items()]
-_FLAGS: dict[str, Any] = {"sk": True, "ws": True, "tma": True, "any": 1}
+_FLAGS: dict[str, Any] = {"sk": True, "ws": True, "tma": True, "swap": True, "any": 1}
 """What the words of a name stand for that are neither a number nor themselves."""
 
 
@@ -62,7 +62,8 @@ class KernelSpec:
     tiles, one's epilogue under the other's mainloop); `cluster_m` x `cluster_n` CTAs share loads by multicast; `split`
     CTAs of the cluster split K and reduce through distributed shared memory, in a fixed order; `tma_store`: C leaves
     by TMA; `workspace`: up to 16 clusters can split K and reduce through global memory (the knob `split`);
-    `stream_k`: a persistent grid shares the tiles that do not make whole waves, each between two neighbours.
+    `stream_k`: a persistent grid shares the tiles that do not make whole waves, each between two neighbours; `swap`:
+    computes C^T = B^T A^T, so that wgmma's rows, multiples of 64, lie along N and its columns along M.
     The others have `warps_m` x `warps_n` warps that tile the CTA tile, and `warps_k` that split each BK.
     wmma: cp.async + wmma fragments.
     direct: from global memory to mma.sync registers; no stages, BK is what is in flight at once.
@@ -92,6 +93,7 @@ class KernelSpec:
     stream_k: bool = False
     tma_store: bool = False
     workspace: bool = False
+    swap: bool = False
     vector: int = 8
 
     @property
@@ -102,7 +104,7 @@ class KernelSpec:
             head += f"_s{self.stages}"
         if self.family == "sm90":
             split = f"k{self.split}" if self.split > 1 else ""
-            options = "_tma" * self.tma_store + "_ws" * self.workspace + "_sk" * self.stream_k
+            options = "_tma" * self.tma_store + "_ws" * self.workspace + "_sk" * self.stream_k + "_swap" * self.swap
             return f"{head}_c{self.cluster_m}x{self.cluster_n}{split}_{self.schedule}{self.consumers}{options}"
         head += f"_w{self.warps_m}x{self.warps_n}k{self.warps_k}"
         if self.family != "multistage":
@@ -169,12 +171,22 @@ class KernelSpec:
         return self.cluster_m * self.cluster_n * self.split
 
     @property
+    def accumulator_rows(self) -> int:
+        """sm90: rows of a tile's accumulators, which warpgroups take by 64: along M, or with `swap` along N."""
+        return self.bn if self.swap else self.bm
+
+    @property
+    def accumulator_columns(self) -> int:
+        """sm90: N of its wgmma instructions, any multiple of 8: along N, or with `swap` along M."""
+        return self.bm if self.swap else self.bn
+
+    @property
     def accumulator_registers(self) -> int:
         """Registers of accumulators per consumer thread."""
         if self.family != "sm90":
             return self.bm * self.bn // (32 * self.warps_m * self.warps_n) // (2 if self.dtype == "f16acc16" else 1)
-        rows = self.bm if self.schedule == "ping" else self.bm // self.consumers
-        return rows * self.bn // 128
+        rows = self.accumulator_rows if self.schedule == "ping" else self.accumulator_rows // self.consumers
+        return rows * self.accumulator_columns // 128
 
     @property
     def smem_bytes(self) -> int:
@@ -215,8 +227,8 @@ class KernelSpec:
         """fp32 partial tiles received from the cluster's split-K CTAs: beside the pipeline's buffers, or over them."""
         if self.split == 1:
             return 0
-        column_blocks = -(-(self.bn // 8) // self.split)
-        return self.split * column_blocks * 8 * self.bm * 4
+        column_blocks = -(-(self.accumulator_columns // 8) // self.split)
+        return self.split * column_blocks * 8 * self.accumulator_rows * 4
 
     def validate(self) -> None:
         """Raise SpecError, naming the field, unless a kernel can be compiled from this spec."""
@@ -249,19 +261,20 @@ class KernelSpec:
     def _sm90_problem(self) -> str | None:
         if not 1 <= self.consumers <= 3:
             return f"consumers={self.consumers}; expected 1 to 3"
-        rows = self.bm if self.schedule == "ping" else self.bm // self.consumers
-        if rows % 64 or rows == 0 or (self.schedule == "coop" and self.bm % self.consumers):
-            return f"bm={self.bm}: each of the consumers needs a multiple of 64 rows"
+        side, extent, other = ("bn", self.bn, self.bm) if self.swap else ("bm", self.bm, self.bn)
+        rows = extent if self.schedule == "ping" else extent // self.consumers
+        if rows % 64 or rows == 0 or (self.schedule == "coop" and extent % self.consumers):
+            return f"{side}={extent}: each of the consumers needs a multiple of 64 rows"
         if self.schedule == "ping" and self.consumers != 2:
             return f"consumers={self.consumers}: ping has exactly 2"
         if self.schedule == "ping" and self.split != 1:
             return f"split={self.split}: ping does not split K"
-        if self.bn % 8 or not 8 <= self.bn <= 256:
-            return f"bn={self.bn}; expected a multiple of 8, 8 to 256"
+        if other % 8 or not 8 <= other <= 256:
+            return f"{'bm' if self.swap else 'bn'}={other}; expected a multiple of 8, 8 to 256"
         if self.bk % 64 or self.bk == 0:
             return f"bk={self.bk}; expected a multiple of 64 (one 128-byte swizzle row)"
         registers = {1: 255, 2: 224, 3: 160}[self.consumers]
-        if self.accumulator_registers + 32 > registers or (self.consumers == 3 and self.bn > 192):
+        if self.accumulator_registers + 32 > registers or (self.consumers == 3 and other > 192):
             return f"{self.accumulator_registers} accumulator registers do not fit {self.threads} threads"
         if not 1 <= self.cluster_size <= 8 and self.cluster_size != 16:
             return f"cluster of {self.cluster_size} CTAs; expected 1 to 8, or 16"

@@ -13,14 +13,20 @@ namespace cudal2 {
 // overfill much. KernelSpec has the same rule.
 constexpr int nn_panel_columns(int bn) { return bn % 64 == 0 || bn > 96 ? 64 : bn % 32 == 0 ? 32 : 16; }
 
-// Columns of the box in which C is stored: the widest swizzle that divides the tile, and what each CTA of a cluster's
-// split owns of it.
-constexpr int store_columns(int bn, int split) {
-  const int owned = (bn / 8 + split - 1) / split * 8;
-  for (const int width : {64, 32, 16}) {
-    if (bn % width == 0 && owned % width == 0) return width;
+// The box of C that a warp of sm90 stores at once: 16 rows of accumulators, and as many of their columns, at most 64,
+// as divide the tile and what each CTA of a cluster's split owns of it. Along N of C they are a swizzle's width; where
+// the operands are swapped they lie along M.
+struct StoreBox {
+  int rows, columns;
+};
+constexpr StoreBox store_box(int bm, int bn, int split, bool swap) {
+  const int extent = swap ? bm : bn;
+  const int owned = (extent / 8 + split - 1) / split * 8;
+  int best = 8;
+  for (int width = 16; width <= 64; width += swap ? 8 : width) {
+    if (extent % width == 0 && owned % width == 0) best = width;
   }
-  return 8;
+  return swap ? StoreBox{best, 16} : StoreBox{16, best};
 }
 
 constexpr int kMostParts = 16;  // CTAs that can share a tile of sm90 through the workspace
@@ -32,7 +38,7 @@ struct Sm90Params {
   int64_t ldc;
   int m, n;
   Divisor k_blocks;  // ceil(K / BK)
-  int split;         // clusters that share each tile's K through the workspace (Workspace); 1: none
+  Divisor split;     // clusters that share each tile's K through the workspace (Workspace); 1: none
   Divisor tiles;     // tiles_m * tiles_n of `order`
   Divisor step;  // from one tile of a cluster to its next: the grid's clusters, or `tiles` where clusters share tiles
   TileOrder order;

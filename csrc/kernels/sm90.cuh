@@ -112,27 +112,45 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int panel
          static_cast<uint64_t>((address & 0x3FFFF) >> 4);
 }
 
+// An operand of wgmma in a stage buffer, in panels of `Panel` bytes: contiguous along K in 64 elements, or across it
+// (nn's B) in `Columns`. Distances are in bytes.
+template <bool Across, int Columns, int Panel>
+struct Operand {
+  // To the 16 elements of K of a step: 32 bytes inside a panel's row, or 16 of its rows.
+  static constexpr int step(int index) {
+    return Across ? index * 16 * Columns * 2 : index / 4 * Panel + index % 4 * 32;
+  }
+  // To a row of the product, or a column: a multiple of 64.
+  static constexpr int row(int index) { return Across ? index / 64 * Panel : index * 128; }
+  __device__ __forceinline__ static uint64_t descriptor(uint32_t address) {
+    return wgmma_descriptor<Columns>(address, Across ? Panel : 16);
+  }
+};
+
 // Issues one stage's multiplications; with `First`, the accumulator starts from them.
 template <class Config, bool First>
-__device__ __forceinline__ void multiply_stage(float (&accumulator)[Config::kRowBlocks][Config::BN / 2],
-                                               const Sm90Smem<Config>& smem, int stage, int first_row) {
-  using Mma = Wgmma<typename Config::T, Config::BN, Config::kTn ? 0 : 1>;
-  const uint64_t a = wgmma_descriptor<64>(smem.a(stage) + first_row * 128, 16);
-  const uint64_t b = wgmma_descriptor<Config::kPanelColumnsB>(smem.b(stage), Config::kTn ? 16 : Config::kPanelB);
+__device__ __forceinline__ void multiply_stage(Accumulator<Config>& accumulator, const Sm90Smem<Config>& smem,
+                                               int stage, int first_row) {
+  using A = Operand<false, 64, Config::kPanelA>;
+  using B = Operand<!Config::kTn, Config::kPanelColumnsB, Config::kPanelB>;
+  using Rows = std::conditional_t<Config::kSwap, B, A>;
+  using Columns = std::conditional_t<Config::kSwap, A, B>;
+  constexpr bool kAcross = !Config::kTn;  // B
+  using Mma = Wgmma<typename Config::T, Config::kTileColumns, Config::kSwap && kAcross, !Config::kSwap && kAcross>;
+  const uint32_t a = smem.a(stage), b = smem.b(stage);
+  const uint64_t rows = Rows::descriptor((Config::kSwap ? b : a) + Rows::row(first_row));
+  const uint64_t columns = Columns::descriptor(Config::kSwap ? a : b);
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < Config::BK / 16; ++step) {
-    // 16 elements along K: 32 bytes inside a panel's row, or 16 rows of a panel where B is contiguous along N.
-    const int step_a = (step / 4 * Config::kPanelA + step % 4 * 32) >> 4;
-    const int step_b =
-        (Config::kTn ? step / 4 * Config::kPanelB + step % 4 * 32 : step * 16 * Config::kPanelColumnsB * 2) >> 4;
 #pragma unroll
     for (int i = 0; i < Config::kRowBlocks; ++i) {
-      const uint64_t a_block = a + step_a + i * (64 * 128 >> 4);
+      const uint64_t rows_at = rows + ((Rows::step(step) + Rows::row(i * 64)) >> 4);
+      const uint64_t columns_at = columns + (Columns::step(step) >> 4);
       if (First && step == 0) {
-        Mma::start(accumulator[i], a_block, b + step_b);
+        Mma::start(accumulator[i], rows_at, columns_at);
       } else {
-        Mma::accumulate(accumulator[i], a_block, b + step_b);
+        Mma::accumulate(accumulator[i], rows_at, columns_at);
       }
     }
   }
@@ -143,10 +161,9 @@ __device__ __forceinline__ void multiply_stage(float (&accumulator)[Config::kRow
 // the blocks from `releases` on, none, for nothing more is loaded into their stages. `after_last_load` is called once
 // every stage has arrived.
 template <class Config, class Callback>
-__device__ __forceinline__ void mainloop(float (&accumulator)[Config::kRowBlocks][Config::BN / 2],
-                                         const Sm90Smem<Config>& smem, const ClusterPlace<Config>& place,
-                                         Ring<Config::kStages>& ring, int k_blocks, int releases, int first_row,
-                                         Callback after_last_load) {
+__device__ __forceinline__ void mainloop(Accumulator<Config>& accumulator, const Sm90Smem<Config>& smem,
+                                         const ClusterPlace<Config>& place, Ring<Config::kStages>& ring, int k_blocks,
+                                         int releases, int first_row, Callback after_last_load) {
   ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
   multiply_stage<Config, true>(accumulator, smem, ring.stage, first_row);
   int previous = ring.stage;
@@ -176,22 +193,19 @@ struct PingpongTurn {
 
 // Adds the bias and stores a warpgroup's rows of a tile.
 template <class Config>
-__device__ __forceinline__ void store_tile(float (&accumulator)[Config::kRowBlocks][Config::BN / 2],
-                                           const Sm90Params& params, TileIndex tile, int first_row,
-                                           typename Config::Store& out) {
+__device__ __forceinline__ void store_tile(Accumulator<Config>& accumulator, const Sm90Params& params, TileIndex tile,
+                                           int first_row, typename Config::Store& out) {
   using T = typename Config::T;
-  const int column = tile.n * Config::BN;
+  const int row = first_row_of<Config>(tile) + first_row + threadIdx.x / 32 % 4 * 16;
+  const int column = first_column_of<Config>(tile);
   if (params.bias != nullptr) {
 #pragma unroll
     for (int i = 0; i < Config::kRowBlocks; ++i) {
-      add_bias<T, Config::BN>(accumulator[i], static_cast<const T*>(params.bias), column, params.n);
+      add_bias<T, Config::kSwap>(accumulator[i], static_cast<const T*>(params.bias), row + i * 64, column, params.n);
     }
   }
 #pragma unroll
-  for (int i = 0; i < Config::kRowBlocks; ++i) {
-    const int row = tile.m * Config::BM + first_row + i * 64 + threadIdx.x / 32 % 4 * 16;
-    out.template store<Config::BN>(accumulator[i], row, column, Config::BN);
-  }
+  for (int i = 0; i < Config::kRowBlocks; ++i) out.store(accumulator[i], row + i * 64, column, Config::kTileColumns);
 }
 
 // Sets the pipeline's barriers up. One thread's job: with a fence from each, a warp takes 0.3 µs longer.
@@ -207,8 +221,8 @@ __device__ __forceinline__ void init_barriers(const Sm90Smem<Config>& smem, cons
   ptx::mbarrier_init_fence();
   if constexpr (Config::kSplit > 1) {
     // The last owner may own fewer column blocks than the others, or none.
-    const int owned = min(Config::kOwned, max(0, Config::BN / 8 - place.split * Config::kOwned));
-    ptx::mbarrier_arrive_expect_tx(smem.reduced(), Config::kSplit * owned * 8 * Config::BM * 4);
+    const int owned = min(Config::kOwned, max(0, Config::kTileColumns / 8 - place.split * Config::kOwned));
+    ptx::mbarrier_arrive_expect_tx(smem.reduced(), Config::kSplit * owned * 8 * Config::kTileRows * 4);
   }
 }
 
@@ -297,7 +311,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
         releases -= k_blocks;
         continue;
       }
-      float accumulator[Config::kRowBlocks][Config::BN / 2];
+      Accumulator<Config> accumulator;
       if (Config::kPingpong) pingpong.wait();
       mainloop<Config>(accumulator, smem, place, ring, k_blocks, releases, first_row, [&] {
         if (Config::kPingpong && !work.last(params)) pingpong.pass();
@@ -309,7 +323,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1) sm90_gemm(const __grid_co
         continue;
       }
       if constexpr (Config::kWorkspace) {
-        if (params.split > 1) {
+        if (params.split.value > 1) {
           share_and_store<Config>(accumulator, params, smem, tile, work.part(), first_row);
           continue;
         }

@@ -9,7 +9,7 @@
 namespace cudal2 {
 
 template <class T_, Layout kLayout_, int BM_, int BN_, int BK_, int Stages_, int ClusterM_, int ClusterN_, int Split_,
-          bool Pingpong_, int Consumers_, bool TmaStore_, bool Workspace_, bool StreamK_>
+          bool Pingpong_, int Consumers_, bool TmaStore_, bool Workspace_, bool StreamK_, bool Swap_>
 struct Sm90Config {
   using T = T_;
   static constexpr DType kDType = std::is_same_v<T, f16> ? DType::f16 : DType::bf16;
@@ -19,18 +19,22 @@ struct Sm90Config {
   static constexpr bool kPingpong = Pingpong_;
   static constexpr int kConsumers = Consumers_;
   static constexpr int kVector = 8, kMultipleOfK = 1, kMaxTilesN = 1 << 30;
-  static constexpr bool kWorkspace = Workspace_, kStreamK = StreamK_;
+  static constexpr bool kWorkspace = Workspace_, kStreamK = StreamK_, kSwap = Swap_;
   static constexpr int kMinArch = 90, kMaxArch = 90;
 
   static constexpr int kShare = kClusterM * kClusterN;  // CTAs that share loads
   static constexpr int kCluster = kShare * kSplit;
-  static constexpr int kRows = kPingpong ? BM : BM / kConsumers;  // of one warpgroup's accumulator
+
+  // The accumulators: their rows lie along M of C and their columns along N, or with the operands swapped the other way
+  // round. wgmma takes rows by 64 and columns by 8, so that a swapped tile can have any multiple of 8 along M.
+  static constexpr int kTileRows = kSwap ? BN : BM, kTileColumns = kSwap ? BM : BN;
+  static constexpr int kRows = kPingpong ? kTileRows : kTileRows / kConsumers;  // of one warpgroup
   static constexpr int kRowBlocks = kRows / 64;
 
   // An SM sub-partition holds 16384 registers, so a third warp on it leaves 168 a thread and a fourth 128. Accumulators
   // that do not fit that take registers from a producer warpgroup: all but 56, or where fewer do, 72 (with stream-K its
   // code needs more than 56).
-  static constexpr int kAccumulators = kRows * BN / 128;
+  static constexpr int kAccumulators = kRows * kTileColumns / 128;
   static constexpr bool kReallocate =
       (kConsumers == 2 && kAccumulators > 112) || (kConsumers == 3 && kAccumulators > 72);
   static constexpr int kConsumerRegisters = kConsumers == 3 ? 160 : kAccumulators > 176 ? 224 : 216;
@@ -51,9 +55,9 @@ struct Sm90Config {
   static constexpr int kBoxRowsA = BM / kClusterN;  // rows of one TMA box: a slice of a panel
   static constexpr int kBoxRowsB = (kTn ? BN : BK) / kClusterM;
 
-  // Split-K: each CTA of the split owns kOwned column blocks (of 8) of the tile.
-  static constexpr int kOwned = (BN / 8 + kSplit - 1) / kSplit;
-  static constexpr int kReduction = kSplit == 1 ? 0 : kSplit * kOwned * 8 * BM * 4;
+  // Split-K: each CTA of the split owns kOwned column blocks (of 8) of the accumulators.
+  static constexpr int kOwned = (kTileColumns / 8 + kSplit - 1) / kSplit;
+  static constexpr int kReduction = kSplit == 1 ? 0 : kSplit * kOwned * 8 * kTileRows * 4;
 
   // Shared memory: pipeline, partial sums (beside it if there is room, or else over it), staging, barriers. For TMA
   // twice the staging, where it costs nothing else.
@@ -76,16 +80,30 @@ struct Sm90Config {
   static constexpr int kSmem = total(kStaging);
 
   static constexpr bool kTmaStore = TmaStore_;
-  static constexpr int kStoreColumns = store_columns(BN, kSplit);
-  using Store =
-      std::conditional_t<kTmaStore, TmaStore<T, kStoreColumns, kStaging>, DirectStore<T, kStoreColumns, kStaging>>;
+  static constexpr StoreBox kStoreBox = store_box(BM, BN, kSplit, kSwap);
+  using Staging = StagingBuffer<T, kStoreBox.rows, kStoreBox.columns, kSwap>;
+  using Store = std::conditional_t<kTmaStore, TmaStore<T, Staging, kStaging>, DirectStore<T, Staging, kStaging>>;
 
-  static_assert(BK % 64 == 0 && kRows % 64 == 0 && BN % 8 == 0 && BN <= 256);
+  static_assert(BK % 64 == 0 && kRows % 64 == 0 && kTileColumns % 8 == 0 && kTileColumns <= 256);
   static_assert(!kPingpong || (kConsumers == 2 && kSplit == 1));
   static_assert(!kWorkspace || (!kPingpong && kSplit == 1));
   static_assert(!kStreamK || (!kWorkspace && kSplit == 1));
   static_assert(kBoxRowsA % 8 == 0 && kBoxRowsB % 8 == 0);
 };
+
+// One warpgroup's accumulators, in the order of wgmma: by blocks of 64 rows, of 8 columns.
+template <class Config>
+using Accumulator = float[Config::kRowBlocks][Config::kTileColumns / 2];
+
+// Where a tile's accumulators begin: their first row along M of C and their first column along N, or vice versa.
+template <class Config>
+__device__ __forceinline__ int first_row_of(TileIndex tile) {
+  return Config::kSwap ? tile.n * Config::BN : tile.m * Config::BM;
+}
+template <class Config>
+__device__ __forceinline__ int first_column_of(TileIndex tile) {
+  return Config::kSwap ? tile.m * Config::BM : tile.n * Config::BN;
+}
 
 // Position in the ring of stage buffers.
 template <int Stages>

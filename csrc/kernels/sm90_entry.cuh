@@ -10,6 +10,7 @@ template <class Config>
 KernelInfo sm90_entry(const char* name) {
   KernelInfo info = entry_of<Config>(name, "sm90", reinterpret_cast<const void*>(&sm90_gemm<Config>), &launch_sm90);
   info.tma_store = Config::kTmaStore;
+  info.swap = Config::kSwap;
   return info;
 }
 

@@ -8,10 +8,9 @@ namespace cudal2 {
 
 // Sends partial sums to their owners in the cluster, adds up what this CTA owns in the order of K, stores it.
 template <class Config>
-__device__ __forceinline__ void reduce_and_store(const float (&accumulator)[Config::kRowBlocks][Config::BN / 2],
-                                                 const Sm90Params& params, const Sm90Smem<Config>& smem,
-                                                 const ClusterPlace<Config>& place, TileIndex tile, int first_row,
-                                                 typename Config::Store& out) {
+__device__ __forceinline__ void reduce_and_store(const Accumulator<Config>& accumulator, const Sm90Params& params,
+                                                 const Sm90Smem<Config>& smem, const ClusterPlace<Config>& place,
+                                                 TileIndex tile, int first_row, typename Config::Store& out) {
   constexpr int kThreads = 128 * Config::kConsumers;
   const int thread = threadIdx.x;
   auto slot = [&](int source, int i, int owned) {
@@ -20,7 +19,7 @@ __device__ __forceinline__ void reduce_and_store(const float (&accumulator)[Conf
   };
   if constexpr (Config::kReuse) ptx::cluster_sync_relaxed();  // every CTA has read its last stage
 #pragma unroll
-  for (int block = 0; block < Config::BN / 8; ++block) {
+  for (int block = 0; block < Config::kTileColumns / 8; ++block) {
     const int owner = place.rank_of(place.m, place.n, block / Config::kOwned);
     const uint32_t barrier = ptx::map_to_cta(smem.reduced(), owner);
 #pragma unroll
@@ -33,8 +32,8 @@ __device__ __forceinline__ void reduce_and_store(const float (&accumulator)[Conf
   ptx::mbarrier_wait(smem.reduced(), 0);
 
   constexpr int kColumns = Config::kOwned * 8;
-  const int column = tile.n * Config::BN + place.split * kColumns;
-  const int columns = min(kColumns, Config::BN - place.split * kColumns);  // the last owner may have fewer, or none
+  const int column = first_column_of<Config>(tile) + place.split * kColumns;
+  const int columns = min(kColumns, Config::kTileColumns - place.split * kColumns);  // of the last owner fewer, or none
 #pragma unroll
   for (int i = 0; i < Config::kRowBlocks; ++i) {
     float sum[kColumns / 2];
@@ -50,18 +49,23 @@ __device__ __forceinline__ void reduce_and_store(const float (&accumulator)[Conf
                   sum[owned * 4 + 3] = total.w;
     }
     using T = typename Config::T;
-    if (params.bias != nullptr) add_bias<T, kColumns>(sum, static_cast<const T*>(params.bias), column, params.n);
-    out.template store<kColumns>(sum, tile.m * Config::BM + first_row + i * 64 + thread / 32 % 4 * 16, column, columns);
+    const int row = first_row_of<Config>(tile) + first_row + i * 64 + thread / 32 % 4 * 16;
+    if (params.bias != nullptr) {
+      add_bias<T, Config::kSwap>(sum, static_cast<const T*>(params.bias), row, column, params.n);
+    }
+    out.store(sum, row, column, columns);
   }
 }
 
-// A tile whose K is shared by `parts` CTAs through the workspace. Each leaves its partial sums there, waits for the
-// others and adds up its slice of the tile. Waiting is bounded, for the others may be behind this one in the queue for
-// an SM: then its slice is left to the CTA that arrives last. Who adds up what, never in which order, depends on time.
+// A tile whose K is shared by `parts` CTAs through the workspace. Each leaves its partial sums there, says so, waits
+// for the others and adds up its slice of the tile. Waiting is bounded, for the others may be behind this one in the
+// queue for an SM: then its slice is left to whoever departs last, when all have come. Who adds up what, never in which
+// order, depends on time.
 //
 // The tile's word counts arrivals in bits 0-7 and departures in bits 8-15; bit 16 + p says that part p's slice is left
-// to the last. Every change is one atomic add, so whoever gives a slice up sees from the old value whether the last had
-// arrived before and cannot know: then it adds its slice up after all. The last to depart sets the word back to 0.
+// to the last, which sets the word back to 0. One thread of the CTA sees to it, between barriers behind the CTA's
+// writes and ahead of its reads: its release and acquire then hold for all of them. An arrival asks for no answer, and
+// the answer to a departure is not needed before the own slice is done: each would take as long as a load.
 struct SharedTile {
   // About 30 µs: several times what CTAs that run together are apart. Giving up costs the last one's extra sums.
   static constexpr int kPolls = 32;
@@ -69,109 +73,138 @@ struct SharedTile {
   uint32_t* word;
   int part, parts;
 
-  // Arrives; returns the slices, a bit each, that this CTA has to add up. One thread of the CTA calls it, after a
-  // barrier behind the CTA's writes and before one ahead of its reads: its release and acquire then hold for all of
-  // them.
-  __device__ __forceinline__ uint32_t arrive() const {
-    const uint32_t own = 1u << part;
-    const uint32_t before = ptx::atomic_add_ordered(word, 1);
-    if (arrivals(before) + 1 == parts) {
-      depart();
-      return own | before >> 16;
-    }
+  __device__ __forceinline__ void arrive() const { ptx::reduce_add_release(word, 1); }
+
+  // Waits for the others; whether they came in time.
+  __device__ __forceinline__ bool all_arrived() const {
 #pragma unroll 1
     for (int poll = 0; poll < kPolls; ++poll) {
-      if (arrivals(ptx::load_acquire(word)) == parts) {
-        depart();
-        return own;
-      }
+      if (static_cast<int>(ptx::load_acquire(word) & 0xFF) == parts) return true;
       __nanosleep(20);
     }
-    return arrivals(depart(1u << (16 + part))) == parts ? own : 0;
+    return false;
   }
 
- private:
-  __device__ __forceinline__ static int arrivals(uint32_t value) { return value & 0xFF; }
-  __device__ __forceinline__ uint32_t depart(uint32_t also = 0) const {
-    const uint32_t before = ptx::atomic_add_ordered(word, also + (1u << 8));
-    if (static_cast<int>(before >> 8 & 0xFF) + 1 == parts) *static_cast<volatile uint32_t*>(word) = 0;
-    return before;
+  // Departs, leaving the own slice to the last unless `in_time`. Returns the word as it was.
+  __device__ __forceinline__ uint32_t depart(bool in_time) const {
+    return ptx::atomic_add_relaxed(word, (1u << 8) + (in_time ? 0 : 1u << (16 + part)));
+  }
+
+  // The slices, a bit each, that are left to this CTA: none unless it was the last to depart.
+  __device__ __forceinline__ uint32_t left(uint32_t before, bool in_time) const {
+    if (static_cast<int>(before >> 8 & 0xFF) + 1 != parts) return 0;
+    *static_cast<volatile uint32_t*>(word) = 0;
+    const uint32_t slices = before >> 16 | (in_time ? 0 : 1u << part);
+    if (slices != 0) __threadfence();  // those who left them have departed, and so arrived before
+    return slices;
   }
 };
 
-// Stores a warp's 16 x 8 block of sums, four a thread as in an accumulator, at (row, column) of C.
-template <class T>
+// Stores a warp's 16 x 8 block of sums, four a thread as in an accumulator, at (row, column) of C; with `Swap` its
+// transpose, at (column, row).
+template <class T, bool Swap>
 __device__ __forceinline__ void store_block(const float4& sums, const Sm90Params& params, int row, int column) {
-  const int lane = threadIdx.x % 32;
-  row += lane / 4;
-  column += lane % 4 * 2;
-  if (column >= params.n) return;
+  const int eighth = threadIdx.x % 32 / 4, pair = threadIdx.x % 4 * 2;
   const T* bias = static_cast<const T*>(params.bias);
-  const float low = load_bias(bias, column, params.n), high = load_bias(bias, column + 1, params.n);
-  T* const target = static_cast<T*>(params.c) + row * params.ldc + column;
-  if (row < params.m) *reinterpret_cast<uint32_t*>(target) = pack<T>(sums.x + low, sums.y + high);
-  if (row + 8 < params.m) {
-    *reinterpret_cast<uint32_t*>(target + 8 * params.ldc) = pack<T>(sums.z + low, sums.w + high);
+  const auto store = [&](int m, int n, uint32_t values) {
+    if (m < params.m && n < params.n) {
+      *reinterpret_cast<uint32_t*>(static_cast<T*>(params.c) + m * params.ldc + n) = values;
+    }
+  };
+  if constexpr (Swap) {
+    const float top = load_bias(bias, row + eighth, params.n), bottom = load_bias(bias, row + 8 + eighth, params.n);
+    const uint32_t low = ptx::transposed_matrix(pack<T>(sums.x + top, sums.y + top));
+    const uint32_t high = ptx::transposed_matrix(pack<T>(sums.z + bottom, sums.w + bottom));
+    store(column + eighth, row + pair, low);
+    store(column + eighth, row + 8 + pair, high);
+  } else {
+    const int n = column + pair;
+    const float low = load_bias(bias, n, params.n), high = load_bias(bias, n + 1, params.n);
+    store(row + eighth, n, pack<T>(sums.x + low, sums.y + high));
+    store(row + 8 + eighth, n, pack<T>(sums.z + low, sums.w + high));
   }
 }
 
-// Split-K through the workspace: leaves this CTA's partial sums there, adds up and stores what SharedTile says.
+// Adds up units of partial sums in the order of their sources, of which there are `parts`, at most `Sources`. What
+// counts is the way to L2: sixteen are asked for before any is used.
+template <int Sources, class Slot, class Store>
+__device__ __forceinline__ void add_slice(int parts, int begin, int end, Slot slot, Store store) {
+  constexpr int kAtOnce = 16 / Sources;
+  for (int first = begin; first < end; first += kAtOnce) {
+    float4 part_of[kAtOnce][Sources];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+      for (int from = 0; from < Sources; ++from) {
+        part_of[i][from] = from < parts && first + i < end ? __ldcg(slot(from, first + i)) : make_float4(0, 0, 0, 0);
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+      float4 total = part_of[i][0];
+#pragma unroll
+      for (int from = 1; from < Sources; ++from) {
+        const float4& sums = part_of[i][from];
+        total.x += sums.x, total.y += sums.y, total.z += sums.z, total.w += sums.w;
+      }
+      if (first + i < end) store(first + i, total);
+    }
+  }
+}
+
+// Split-K through the workspace: leaves this CTA's partial sums there, adds up and stores its slice of the tile, and
+// what SharedTile leaves to it.
 template <class Config>
-__device__ __forceinline__ void share_and_store(const float (&accumulator)[Config::kRowBlocks][Config::BN / 2],
-                                                const Sm90Params& params, const Sm90Smem<Config>& smem, TileIndex tile,
-                                                int part, int first_row) {
+__device__ __forceinline__ void share_and_store(const Accumulator<Config>& accumulator, const Sm90Params& params,
+                                                const Sm90Smem<Config>& smem, TileIndex tile, int part, int first_row) {
   constexpr int kThreads = 128 * Config::kConsumers;
-  constexpr int kBlocks = Config::BN / 8;
+  constexpr int kBlocks = Config::kTileColumns / 8;
   constexpr int kUnits = Config::kRowBlocks * kBlocks;  // of four sums a thread; a slice is a run of them
-  constexpr int kBatch = 4;
-  const int thread = threadIdx.x;
+  const int thread = threadIdx.x, parts = params.split.value;
   const int tiles_n = params.order.tiles_n * Config::kClusterN;
   const int number = tile.m * tiles_n + tile.n;
-  float4* const partials = reinterpret_cast<float4*>(params.partials) +
-                           static_cast<int64_t>(number) * params.split * kUnits * kThreads + thread;
+  float4* const partials =
+      reinterpret_cast<float4*>(params.partials) + static_cast<int64_t>(number) * parts * kUnits * kThreads + thread;
   const auto slot = [&](int source, int unit) { return partials + (source * kUnits + unit) * kThreads; };
+  const auto store = [&](int unit, const float4& sums) {
+    const int row = first_row_of<Config>(tile) + first_row + unit / kBlocks * 64 + thread / 32 % 4 * 16;
+    const int column = first_column_of<Config>(tile) + unit % kBlocks * 8;
+    store_block<typename Config::T, Config::kSwap>(sums, params, row, column);
+  };
 #pragma unroll
   for (int unit = 0; unit < kUnits; ++unit) {
     const float* d = accumulator[unit / kBlocks] + unit % kBlocks * 4;
     __stcg(slot(part, unit), make_float4(d[0], d[1], d[2], d[3]));
   }
   ptx::named_barrier_sync(kConsumersBarrier, kThreads);
-  if (thread == 0) {
-    const SharedTile shared{params.words + number, part, params.split};
-    ptx::store_shared_u32(smem.duty(), shared.arrive());
-  }
-  ptx::named_barrier_sync(kConsumersBarrier, kThreads);
-  const uint32_t duty = ptx::load_shared_u32(smem.duty());
 
-  for (int slice = 0; slice < params.split; ++slice) {
-    if ((duty >> slice & 1) == 0) continue;
-    const int end = kUnits * (slice + 1) / params.split;
-    for (int first = kUnits * slice / params.split; first < end; first += kBatch) {
-      float4 total[kBatch] = {};
-      for (int source = 0; source < params.split; source += kBatch) {
-        float4 part_of[kBatch][kBatch];  // all asked for before any is used: what counts is the way to L2
-#pragma unroll
-        for (int i = 0; i < kBatch * kBatch; ++i) {
-          const int from = source + i / kBatch, unit = first + i % kBatch;
-          part_of[i / kBatch][i % kBatch] =
-              from < params.split && unit < end ? __ldcg(slot(from, unit)) : make_float4(0, 0, 0, 0);
-        }
-#pragma unroll
-        for (int i = 0; i < kBatch * kBatch; ++i) {
-          const float4 sums = part_of[i / kBatch][i % kBatch];
-          float4& to = total[i % kBatch];
-          to.x += sums.x, to.y += sums.y, to.z += sums.z, to.w += sums.w;
-        }
-      }
-#pragma unroll
-      for (int i = 0; i < kBatch; ++i) {
-        const int unit = first + i;
-        if (unit < end) {
-          const int row = tile.m * Config::BM + first_row + unit / kBlocks * 64 + thread / 32 % 4 * 16;
-          store_block<typename Config::T>(total[i], params, row, tile.n * Config::BN + unit % kBlocks * 8);
-        }
+  const SharedTile shared{params.words + number, part, parts};
+  bool in_time = false;
+  uint32_t before = 0;
+  if (thread == 0) {
+    shared.arrive();
+    in_time = shared.all_arrived();
+    before = shared.depart(in_time);
+    ptx::store_shared_u32(smem.duty(), in_time ? 1u << part : 0);
+  }
+#pragma unroll 1
+  for (int round = 0; round < 2; ++round) {  // the own slice, then what is left to this CTA
+    ptx::named_barrier_sync(kConsumersBarrier, kThreads);
+    const uint32_t duty = ptx::load_shared_u32(smem.duty());
+    for (int slice = 0; duty >> slice != 0; ++slice) {
+      if ((duty >> slice & 1) == 0) continue;
+      const int begin = params.split.quotient(kUnits * slice), end = params.split.quotient(kUnits * (slice + 1));
+      if (parts <= 4) {
+        add_slice<4>(parts, begin, end, slot, store);
+      } else if (parts <= 8) {
+        add_slice<8>(parts, begin, end, slot, store);
+      } else {
+        add_slice<kMostParts>(parts, begin, end, slot, store);
       }
     }
+    if (round == 1) break;
+    ptx::named_barrier_sync(kConsumersBarrier, kThreads);  // all have read what the next line overwrites
+    if (thread == 0) ptx::store_shared_u32(smem.duty(), shared.left(before, in_time));
   }
 }
 
@@ -185,7 +218,7 @@ class StreamedTile {
   __device__ __forceinline__ StreamedTile(const Sm90Params& params, int group) : params_(params), group_(group) {}
 
   // Leaves this CTA's sums for the one after it.
-  __device__ __forceinline__ void leave(const float (&accumulator)[Config::kRowBlocks][Config::BN / 2]) const {
+  __device__ __forceinline__ void leave(const Accumulator<Config>& accumulator) const {
     float4* const slot = slot_of(blockIdx.x);
 #pragma unroll
     for (int unit = 0; unit < kUnits; ++unit) {
@@ -197,7 +230,7 @@ class StreamedTile {
   }
 
   // Adds the sums that the CTA before has left.
-  __device__ __forceinline__ void take(float (&accumulator)[Config::kRowBlocks][Config::BN / 2]) const {
+  __device__ __forceinline__ void take(Accumulator<Config>& accumulator) const {
     constexpr int kBatch = 4;  // asked for before any is used
     const int before = blockIdx.x - Config::kCluster;
     if (threadIdx.x % 128 == 0) {
@@ -221,7 +254,7 @@ class StreamedTile {
   }
 
  private:
-  static constexpr int kBlocks = Config::BN / 8;
+  static constexpr int kBlocks = Config::kTileColumns / 8;
   static constexpr int kUnits = Config::kRowBlocks * kBlocks;                  // of four sums a thread
   static constexpr int kSharers = Config::kPingpong ? 1 : Config::kConsumers;  // warpgroups that have rows of one tile
   static constexpr int kThreads = 128 * kSharers;

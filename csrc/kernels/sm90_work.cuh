@@ -28,14 +28,16 @@ class Work {
       whole_ = params.stream_tiles + cluster;
       next(params);
     } else {
-      int parts = Config::kSplit;
+      const int blocks = params.k_blocks.value;
       if constexpr (Config::kWorkspace) {
         part_ = params.tiles.quotient(cluster);
-        parts = params.split;
         tile = cluster - part_ * params.tiles.value;
+        k_begin = params.split.quotient(blocks * part_);
+        k_end = params.split.quotient(blocks * (part_ + 1));
+      } else {
+        k_begin = blocks * part_ / Config::kSplit;
+        k_end = blocks * (part_ + 1) / Config::kSplit;
       }
-      k_begin = params.k_blocks.value * part_ / parts;
-      k_end = params.k_blocks.value * (part_ + 1) / parts;
     }
   }
 

@@ -88,6 +88,7 @@ struct KernelInfo {
   bool stream_k = false;      // with LaunchKnobs::ctas, CTAs share tiles through a workspace: stream-K
   int partials = 1;           // tiles that a CTA may leave partial sums of there
   bool tma_store = false;     // sm90: C leaves by TMA
+  bool swap = false;          // sm90: the operands are swapped, C leaves transposed from what was computed
 };
 
 // A row of the plan table, resolved against the registry.

@@ -190,7 +190,8 @@ int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmAr
                      (tn ? kernel.bn : kernel.bk) / kernel.cluster_m,
                      tn ? 64 : nn_panel_columns(kernel.bn),
                      args.dtype};
-  const MatrixView c{args.c, args.m, args.n, args.ldc, 16, store_columns(kernel.bn, kernel.split), args.dtype};
+  const StoreBox box = store_box(kernel.bm, kernel.bn, kernel.split, kernel.swap);
+  const MatrixView c{args.c, args.m, args.n, args.ldc, box.rows, box.columns, args.dtype};
   if (tensor_map(a, &params.tma_a) != CUDA_SUCCESS || tensor_map(b, &params.tma_b) != CUDA_SUCCESS ||
       (kernel.tma_store && tensor_map(c, &params.tma_c) != CUDA_SUCCESS)) {
     return cudaErrorInvalidValue;
@@ -203,7 +204,7 @@ int launch_sm90(const KernelInfo& kernel, const LaunchKnobs& knobs, const GemmAr
   params.k_blocks = Divisor(static_cast<int>(ceil_div(args.k, kernel.bk)));
   params.order = tile_order(kernel, knobs, args);
   params.tiles = Divisor(params.order.tiles_m * params.order.tiles_n);
-  params.split = knobs.split;
+  params.split = Divisor(knobs.split);
   params.partials = context.workspace.partials;
   params.words = reinterpret_cast<uint32_t*>(context.workspace.counters);
 

@@ -29,9 +29,10 @@ CUresult encode(const MatrixView& view, CUtensorMap* map) {
                                      : view.box_columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
                                      : view.box_columns == 16 ? CU_TENSOR_MAP_SWIZZLE_32B
                                                               : CU_TENSOR_MAP_SWIZZLE_NONE;
+  // L2 fetches 128 bytes at a time, a row of most boxes. With 256 a streamed weight matrix took 2 to 4 % longer.
   return function(map, view.dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 2,
                   const_cast<void*>(view.base), dims, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
 }
 
 struct Entry {

@@ -1,11 +1,14 @@
-"""Measures the plans of a table a second time, against torch.matmul alone, and lets all measurements decide dispatch.
+"""Measures the plans of a table again, against torch.matmul and, if asked, against rivals; all of it decides dispatch.
 
     python -m cudal2.search.confirm h200.csv --log confirm.csv
+    python -m cudal2.search.confirm h200.csv --log confirm.csv --rivals earlier.csv --rivals-log sweep.csv.gz
 
 A sweep keeps the fastest of many, so its winners are a little flattered, and one graph of a kernel can differ from the
 next by more than its replays do (where its buffers lie). So each plan is timed in fresh graphs over fresh operands,
-`--instances` times, interleaved with torch. Dispatch then runs the own kernel only where the median speed-up over the
-sweep's figure and the new ones is a gain and no new one loses more than 3 %. The table's times become the new medians.
+`--instances` times, interleaved with torch. Rivals, the plans of other tables and the best of a sweep's log, of either
+dtype, take part in the same races; the fastest over all instances becomes the plan. Dispatch then runs the own kernel
+only where the median speed-up over the sweep's figure and the new ones is a gain and no new one loses more than 3 %.
+The table's times become the new medians.
 """
 
 from __future__ import annotations
@@ -16,25 +19,35 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
 
-from cudal2 import plans, progress
+from cudal2 import plans, progress, tools
 from cudal2.plans import Plan
-from cudal2.search import measure, provenance
+from cudal2.search import journal, measure, provenance
+from cudal2.search.journal import Candidate
 from cudal2.search.tuner import OWN_MARGIN
+from cudal2.spec import KernelSpec
 
 WORST_LOSS = 0.97
+REPLAY_US, MOST_LAUNCHES = 250.0, 50
+
+Problem = tuple[str, int, int, int]
+"""layout, m, n, k."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Confirm a table in place; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m cudal2.search.confirm", description=__doc__.split("\n")[0])
     parser.add_argument("table", help="plan table to confirm and rewrite")
-    parser.add_argument("--log", required=True, help="CSV to write: one row per plan and instance")
+    parser.add_argument("--log", required=True, help="CSV to write: one row per plan, or rival, and instance")
+    parser.add_argument("--dtype", help="only the plans of this dtype")
+    parser.add_argument("--rivals", action="append", default=[], help="another plan table; may be given several times")
+    parser.add_argument("--rivals-log", help="a sweep's log, of which the best --top of each problem are rivals")
+    parser.add_argument("--top", type=int, default=3, help="how many of them (default 3)")
     parser.add_argument("--instances", type=int, default=2, help="fresh measurements of each plan (default 2)")
     parser.add_argument("--rounds", type=int, default=7, help="replays of each graph (default 7)")
     parser.add_argument("--budget-seconds", type=float, default=math.inf, help="stop, with what there is, after this")
@@ -45,32 +58,11 @@ def main(argv: list[str] | None = None) -> int:
         return 3
     try:
         table = measured_here(options.table)
+        rivals = rivals_of([measured_here(path) for path in options.rivals], options.rivals_log, options.top)
     except (OSError, plans.PlanError) as error:
         print(f"confirm: {error}", file=sys.stderr)
         return 2
-    end = time.monotonic() + options.budget_seconds
-    confirmed = []
-    with open(options.log, "w", newline="") as file:
-        header = {**provenance.provenance(), "mode": "graph, PDL off", "table": table.header.get("commit", "unknown")}
-        file.writelines(f"# {name}: {value}\n" for name, value in header.items())
-        log = csv.writer(file, lineterminator="\n")
-        log.writerow(
-            ["dtype", "layout", "m", "n", "k", "kernel", "instance", "us", "torch_us", "sweep_us", "sweep_torch_us"]
-        )
-        for dtype in sorted({key.dtype for key in table.plans}):
-            rows = [plan for key, plan in table.plans.items() if key.dtype == dtype]
-            pool = measure.Pool(dtype, [plan.key.shape for plan in rows], options.seed)
-            watch = measure.Stopwatch(seed=options.seed)
-            for plan in progress.bar(rows, "plan"):
-                if time.monotonic() > end:
-                    break
-                pairs = [instance(watch, pool, plan, options.rounds) for _ in range(options.instances)]
-                for index, (own, other) in enumerate(pairs):
-                    times = [f"{us:.3f}" for us in (own, other, *plan.measured)]
-                    log.writerow([*plan.key, plan.kernel, index, *times])
-                table.plans[plan.key] = decide(plan, pairs)
-                confirmed.append(table.plans[plan.key])
-            del pool
+    confirmed = _confirm(table, rivals, options)
     table.header["confirmed"] = f"{len(confirmed)} of {len(table.plans)} plans, {options.instances} instances"
     plans.write(options.table, table)
     print(summary(confirmed))
@@ -88,27 +80,104 @@ def measured_here(path: str) -> plans.Table:
     return table
 
 
-def instance(watch: measure.Stopwatch, pool: measure.Pool, plan: Plan, rounds: int) -> tuple[float, float]:
-    """µs of the plan's kernel and of torch.matmul, over operands and graphs made for this measurement."""
+def rivals_of(tables: Iterable[plans.Table], log: str | None, top: int) -> dict[Problem, list[Candidate]]:
+    """What tables and the best of a sweep's log run, by problem."""
+    rivals: dict[Problem, list[Candidate]] = {}
+    for table in tables:
+        for key, plan in table.plans.items():
+            rivals.setdefault(key[1:], []).append(Candidate(plan.kernel, plan.knobs))
+    for problem, candidates in (journal.best(log, top) if log else {}).items():
+        rivals.setdefault(problem, []).extend(candidates)
+    return rivals
+
+
+def contenders(plan: Plan, rivals: Sequence[Candidate], compiled: set[str]) -> list[Candidate]:
+    """The plan's kernel and its rivals for the plan's dtype, without programmatic dependent launch: those compiled."""
+    found: dict[Candidate, None] = {}
+    for candidate in (Candidate(plan.kernel, plan.knobs), *rivals):
+        name = KernelSpec.parse(candidate.kernel).variant(plan.key.dtype, plan.key.layout).name
+        if name in compiled:
+            found[Candidate(name, replace(candidate.knobs, pdl=False))] = None
+    return list(found)
+
+
+def _confirm(
+    table: plans.Table, rivals: Mapping[Problem, Sequence[Candidate]], options: argparse.Namespace
+) -> list[Plan]:
+    end = time.monotonic() + options.budget_seconds
+    compiled = set(tools.kernel_names())
+    confirmed: list[Plan] = []
+    with open(options.log, "w", newline="") as file:
+        header = {**provenance.provenance(), "mode": "graph, PDL off", "table": table.header.get("commit", "unknown")}
+        file.writelines(f"# {name}: {value}\n" for name, value in header.items())
+        log = csv.writer(file, lineterminator="\n")
+        log.writerow([*plans.COLUMNS[:10], "instance", "us", "torch_us"])
+        for dtype in sorted({key.dtype for key in table.plans if options.dtype in (None, key.dtype)}):
+            rows = [plan for key, plan in table.plans.items() if key.dtype == dtype]
+            pool = measure.Pool(dtype, [plan.key.shape for plan in rows], options.seed)
+            watch = measure.Stopwatch(seed=options.seed)
+            for plan in progress.bar(rows, "plan"):
+                if time.monotonic() > end:
+                    print(f"confirm: budget spent after {len(confirmed)} plans", file=sys.stderr)
+                    break
+                candidates = contenders(plan, rivals.get(plan.key[1:], ()), compiled)
+                runs = [instance(watch, pool, plan, candidates, options.rounds) for _ in range(options.instances)]
+                for index, (times, torch_us) in enumerate(runs):
+                    for candidate, us in times.items():
+                        knobs = candidate.knobs.fields[:4]
+                        log.writerow([*plan.key, candidate.kernel, *knobs, index, f"{us:.3f}", f"{torch_us:.3f}"])
+                if winner := fastest(plan, runs):
+                    table.plans[plan.key] = winner
+                    confirmed.append(winner)
+            del pool
+    return confirmed
+
+
+def instance(
+    watch: measure.Stopwatch, pool: measure.Pool, plan: Plan, candidates: Iterable[Candidate], rounds: int
+) -> tuple[dict[Candidate, float], float]:
+    """µs of the candidates and of torch.matmul, over operands and graphs made for this measurement.
+
+    Candidates that cannot run the problem are left out.
+    """
     operands = pool.operands(plan.key.shape, plan.key.layout)
-    launches = measure.launches_for(min(plan.measured), target_us=100.0)
+    expected = min(plan.measured)
+    launches = measure.launches_for(expected, REPLAY_US, MOST_LAUNCHES)
     with watch.scope():
-        graphs = {
-            "own": watch.kernel(plan.kernel, replace(plan.knobs, pdl=False), [operands.gemm()], launches),
-            "torch": watch.matmul(operands, launches),
-        }
-        times = watch.medians(graphs, rounds if plan.measured[1] < 1000 else max(3, rounds // 2))
-    return times["own"], times["torch"]
+        graphs = {}
+        for candidate in candidates:
+            try:
+                graphs[candidate] = watch.kernel(candidate.kernel, candidate.knobs, [operands.gemm()], launches)
+            except ValueError:
+                continue
+        baseline = Candidate("torch")
+        graphs[baseline] = watch.matmul(operands, launches)
+        rounds = rounds if expected < 1000 else max(3, rounds // 2)
+        times = watch.medians(graphs, rounds, settled=expected >= measure.LONG_US)
+    return times, times.pop(baseline)
 
 
-def decide(plan: Plan, pairs: Iterable[tuple[float, float]]) -> Plan:
-    """The plan with the times of new (own, torch) measurements, and what dispatch should run by all of them.
+def fastest(plan: Plan, runs: Sequence[tuple[Mapping[Candidate, float], float]]) -> Plan | None:
+    """The plan of the candidate that was fastest over all runs; None if none took part in all."""
+    common = [candidate for candidate in runs[0][0] if all(candidate in times for times, _ in runs)]
+    if not common:
+        return None
+    best = min(common, key=lambda candidate: statistics.geometric_mean([times[candidate] for times, _ in runs]))
+    pairs = [(times[best], torch_us) for times, torch_us in runs]
+    if best == Candidate(plan.kernel, replace(plan.knobs, pdl=False)):
+        return decide(plan, pairs, [plan.speedup])
+    return decide(replace(plan, kernel=best.kernel, knobs=best.knobs), pairs)
+
+
+def decide(plan: Plan, pairs: Iterable[tuple[float, float]], earlier: Sequence[float] = ()) -> Plan:
+    """The plan with the times of new (own, torch) measurements, and what dispatch should run by these and `earlier`
+    speed-ups.
 
     Where that is cuBLAS, the plan's pdl flag falls: it is for kernels that dispatch runs.
     """
     own, other = zip(*pairs, strict=True)
     fresh = [theirs / ours for ours, theirs in zip(own, other, strict=True)]
-    gain = statistics.median([plan.speedup, *fresh])
+    gain = statistics.median([*earlier, *fresh])
     use = "own" if gain * OWN_MARGIN >= 1 and min(fresh) >= WORST_LOSS else "cublas"
     knobs = replace(plan.knobs, pdl=plan.knobs.pdl and use == "own")
     return replace(plan, knobs=knobs, us=statistics.median(own), torch_us=statistics.median(other), use=use)

@@ -116,9 +116,13 @@ def _predict_split_us(spec: KernelSpec, shape: Shape, shared: int, machine: Mach
     else:
         all_ns = rounds * (machine.latency_ns + wave_ns + epilogue_ns)
 
+    return machine.launch_us + max(all_ns / 1000, hbm_us(shape, machine))
+
+
+def hbm_us(shape: Shape, machine: Machine = H200) -> float:
+    """µs that the product's traffic with memory takes; operands that L2 holds stay there."""
     traffic = shape.bytes if shape.bytes > machine.l2_size else 2 * shape.m * shape.n
-    hbm_ns = traffic / machine.hbm_bytes
-    return machine.launch_us + max(all_ns, hbm_ns) / 1000
+    return traffic / machine.hbm_bytes / 1000
 
 
 def _predict_direct_us(spec: KernelSpec, shape: Shape, machine: Machine) -> float:
@@ -145,7 +149,7 @@ def _tensor_efficiency(spec: KernelSpec) -> float:
         warp_m, warp_n = spec.bm / spec.warps_m, spec.bn / spec.warps_n
         reads = warp_m * warp_n / (warp_m + warp_n) / 32.0  # products per element that a warp reads; 1 for 64 x 64
         return 0.68 * min(1.0, 0.35 + 0.65 * reads) * (0.7 if spec.family == "wmma" else 1.0)
-    narrow = min(1.0, (spec.bn / 2) / (16 + spec.bn / 4))
+    narrow = min(1.0, (spec.accumulator_columns / 2) / (16 + spec.accumulator_columns / 4))
     single = 0.8 if spec.consumers == 1 else 1.0
     loads = 128 * (1 / spec.bm + 1 / spec.bn)  # 1.5 for 128 x 256
     return narrow * single * (1.0 - 0.125 * max(0.0, loads - 1.5))

@@ -24,15 +24,16 @@ def wgmma_source(widths: Iterable[int]) -> str:
     parts = [
         _HEAD,
         '#pragma once\n\n#include <cstdint>\n\n#include "kernels/element.cuh"\n\nnamespace cudal2 {\n\n',
-        "// start: d = A @ B; accumulate: d += A @ B. TransposeB: B is contiguous along N. Both are asynchronous and "
-        "read d\n// in place: see ptx::wgmma_fence and ptx::wgmma_wait. start does not name d as an input, so that no "
-        "register\n"
-        "// needs a value before it.\n",
-        "template <class T, int N, int TransposeB>\nstruct Wgmma;\n\n",
+        "// start: d = A @ B; accumulate: d += A @ B. TransposeA: A is contiguous along M; TransposeB: B is, along N. "
+        "Both\n// are asynchronous and read d in place: see ptx::wgmma_fence and ptx::wgmma_wait. start does not name "
+        "d as an\n// input, so that no register needs a value before it.\n",
+        "template <class T, int N, int TransposeA, int TransposeB>\nstruct Wgmma;\n\n",
     ]
     for n in sorted(set(widths)):
         for dtype in DTYPES:
-            parts.append(f"template <int TransposeB>\nstruct Wgmma<{dtype}, {n}, TransposeB> {{\n")
+            parts.append(
+                f"template <int TransposeA, int TransposeB>\nstruct Wgmma<{dtype}, {n}, TransposeA, TransposeB> {{\n"
+            )
             parts.append(_wgmma_function("start", "=f", 0, n, dtype))
             parts.append(_wgmma_function("accumulate", "+f", 1, n, dtype))
             parts.append("};\n\n")
@@ -50,9 +51,9 @@ def _wgmma_function(name: str, constraint: str, keep: int, n: int, dtype: str) -
         '        "{\\n.reg .pred keep;\\n"\n'
         f'        "setp.ne.b32 keep, {keep}, 0;\\n"\n'
         f'        "wgmma.mma_async.sync.aligned.m64n{n}k16.f32.{dtype}.{dtype} "\n'
-        f'        "{{{registers}}}, %{count}, %{count + 1}, keep, 1, 1, 0, %{count + 2};\\n}}\\n"\n'
+        f'        "{{{registers}}}, %{count}, %{count + 1}, keep, 1, 1, %{count + 2}, %{count + 3};\\n}}\\n"\n'
         f"        : {operands}\n"
-        '        : "l"(a), "l"(b), "n"(TransposeB));\n'
+        '        : "l"(a), "l"(b), "n"(TransposeA), "n"(TransposeB));\n'
         "  }\n"
     )
 
@@ -70,7 +71,7 @@ def _config(spec: KernelSpec) -> str:
         return f"{head}, {choices}, {_bool(spec.stream_k)}, {spec.vector}>"
     cluster = f"{spec.cluster_m}, {spec.cluster_n}, {spec.split}"
     head = f"Sm90Config<{spec.dtype}, {tile}, {spec.bk}, {spec.stages}, {cluster}"
-    options = ", ".join(_bool(option) for option in (spec.tma_store, spec.workspace, spec.stream_k))
+    options = ", ".join(_bool(option) for option in (spec.tma_store, spec.workspace, spec.stream_k, spec.swap))
     return f"{head}, {_bool(spec.schedule == 'ping')}, {spec.consumers}, {options}>"
 
 
@@ -100,7 +101,7 @@ def files(specs: Iterable[KernelSpec]) -> dict[str, str]:
         spec.validate()
         groups.setdefault((spec.family, spec.dtype, spec.layout), []).append(spec)
         if spec.family == "sm90":
-            widths.add(spec.bn)
+            widths.add(spec.accumulator_columns)
     content = {"sm90/wgmma.inc": wgmma_source(widths)} if widths else {}
     for (family, dtype, layout), members in sorted(groups.items()):
         members.sort(key=lambda s: (s.bn * s.bm, s.name))

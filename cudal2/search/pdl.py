@@ -132,7 +132,7 @@ def instance(watch: measure.Stopwatch, pool: measure.Pool, plan: Plan) -> dict[b
     launches = max(2, measure.launches_for(plan.measured[0], REPLAY_US, MOST_LAUNCHES))
     with watch.scope():
         graphs = {pdl: watch.kernel(plan.kernel, flagged(plan, pdl).knobs, [gemm], launches) for pdl in (False, True)}
-        return watch.medians(graphs, ROUNDS)
+        return watch.medians(graphs, ROUNDS, settled=plan.measured[0] >= measure.LONG_US)
 
 
 def summary(raced: Sequence[Race]) -> str:

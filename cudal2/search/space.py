@@ -10,47 +10,61 @@ from typing import Any
 from cudal2.spec import DTYPES, LAYOUTS, MAX_SMEM, KernelSpec
 
 # One line per tile: tile, stages, schedule and consumer warpgroups, then clusters MxN that share or MxNkSPLIT that
-# split, then options (KernelSpec's, as in a name): tma stores by TMA, ws splits through the workspace, sk stream-K.
+# split, then options (KernelSpec's, as in a name): tma stores by TMA, ws splits through the workspace, sk stream-K,
+# swap swaps the operands.
 _SM90 = """
 64x16x128  s8  coop1  1x1 1x1k4 1x1k8 1x1k16
 64x32x64   s6  coop1  1x1
 64x32x128  s6  coop1  1x1k2 1x1k4 1x1k8
-64x32x128  s8  coop1  1x1 ws
+64x32x128  s8  coop1  1x2
 64x64x64   s6  coop1  1x1
 64x64x64   s6  coop1  1x1 tma
-64x64x128  s6  coop1  1x1 1x2 2x1 1x1k2 1x1k4 1x1k8
-64x64x64   s13 coop1  1x2 ws
+64x64x64   s13 coop1  2x1 ws
+64x64x128  s6  coop1  1x1 1x2 1x1k2 1x1k4 1x1k8
 64x64x128  s6  coop1  1x1 ws
 64x96x64   s5  coop1  1x1
 64x96x64   s10 coop1  1x1 ws
+64x96x128  s5  coop1  1x2
 64x128x64  s4  coop1  1x1
-64x128x64  s4  coop1  1x1 tma
 64x128x64  s8  coop1  1x1 1x2 1x1k3
 64x128x64  s8  coop1  1x1 2x1 ws
-64x128x128 s4  coop1  1x1 ws
-64x192x64  s6  coop1  1x1
 128x64x64  s4  coop2  1x1 1x1k4
-128x64x64  s8  coop2  1x2 1x1k3
-128x64x64  s8  coop2  1x1 1x2 ws
-192x64x64  s7  coop3  1x1 1x2
+128x64x64  s8  coop2  1x2
+128x64x64  s8  coop2  1x1 ws
+64x192x64  s6  coop1  1x1
+192x64x64  s7  coop3  1x1
+64x256x64  s5  coop1  2x1
 128x128x64 s6  coop2  1x1 2x1 tma
 128x128x64 s6  coop2  1x1 1x2 ws
 128x192x64 s5  coop2  1x1 tma
 192x128x64 s5  coop3  1x1 1x2 tma
-128x256x64 s4  coop2  1x1 2x1 tma ws
+128x256x64 s4  coop2  1x1 tma ws
 256x128x64 s4  coop2  1x2 tma
-128x64x64  s8  ping2  1x1 tma
 64x128x64  s8  ping2  1x1 tma
+128x64x64  s8  ping2  1x1 tma
 64x192x64  s6  ping2  1x1 tma
-128x128x64 s6  ping2  1x1 2x1 1x2 tma
+128x128x64 s6  ping2  1x1 1x2 2x1 tma
 128x144x64 s6  ping2  1x1 tma
-128x160x64 s5  ping2  1x1 2x1 tma
-128x192x64 s4  ping2  2x1 1x2 tma
-128x192x64 s5  ping2  1x1 2x1 1x2 tma
+128x160x64 s5  ping2  1x1 tma
+128x192x64 s4  ping2  1x2 2x1 tma
+128x192x64 s5  ping2  1x1 2x1 tma
+128x256x64 s4  coop2  2x1 tma sk
 128x128x64 s6  ping2  2x1 tma sk
 128x192x64 s5  ping2  1x1 2x1 tma sk
-128x256x64 s4  coop2  2x1 tma sk
+32x64x128  s8  coop1  2x1 swap
+32x64x128  s8  coop1  1x1 ws swap
+64x64x64   s13 coop1  1x2 ws swap
+96x64x64   s5  coop1  1x1 swap
+96x64x128  s5  coop1  2x1 swap
+64x128x64  s8  coop2  1x1 ws swap
+96x128x64  s7  coop2  2x1 tma swap
+192x64x64  s6  coop1  1x2 swap
+176x128x64 s5  ping2  1x2 tma swap
+192x128x64 s5  ping2  1x2 tma sk swap
 """
+
+_OPTIONS = {"tma": "tma_store", "ws": "workspace", "sk": "stream_k", "swap": "swap"}
+"""Fields of KernelSpec by the words that stand for them above."""
 
 # Tile, stages, then warps along M x N, and those that split each BK. For Turing: elsewhere direct is faster.
 _WMMA = """
@@ -118,12 +132,11 @@ def _sm90() -> list[KernelSpec]:
     specs = []
     for line in _SM90.split("\n")[1:-1]:
         tile, stages, workers, *rest = line.split()
-        base = KernelSpec("sm90", "f16", "tn", *_tile(tile), int(stages[1:]), tma_store="tma" in rest)
-        base = replace(
-            base, workspace="ws" in rest, stream_k="sk" in rest, schedule=workers[:-1], consumers=int(workers[-1])
-        )
+        options: dict[str, Any] = {field: word in rest for word, field in _OPTIONS.items()}
+        base = KernelSpec("sm90", "f16", "tn", *_tile(tile), int(stages[1:]), **options)
+        base = replace(base, schedule=workers[:-1], consumers=int(workers[-1]))
         for cluster in rest:
-            if cluster not in ("tma", "ws", "sk"):
+            if cluster not in _OPTIONS:
                 cluster_m, cluster_n, split = _cluster(cluster)
                 specs.append(replace(base, cluster_m=cluster_m, cluster_n=cluster_n, split=split))
     return specs

@@ -1,6 +1,6 @@
 """Finds the fastest kernel and knobs for one problem, by successive halving on the device.
 
-    quick   every candidate, 2 replays                 -> the best 6 (long products: see LONG_US)
+    quick   every candidate, 2 replays                 -> the best 6 (long products: see MOST_LONG)
     top     those, more replays                        -> the best 3
     knobs   other tile orders and grids of those       -> a ranking
     check   down the ranking, until 3 compute rightly
@@ -21,19 +21,16 @@ from cudal2 import check, plans
 from cudal2.plans import Key, Knobs, Plan
 from cudal2.search import cost, cublaslt, knobs
 from cudal2.search.journal import Candidate, Entry
-from cudal2.search.measure import Operands, Stopwatch, launches_for, native_knobs
+from cudal2.search.measure import LONG_US, Operands, Stopwatch, launches_for, native_knobs
 from cudal2.spec import KernelSpec
 
 OWN_MARGIN = 0.995
 """Dispatch runs the own kernel only where it measured at most this times torch.matmul."""
 
-LONG_US, MOST_LONG = 60.0, 8
-"""Products of this length run at a clock that power sets: one kernel's times differ by more than kernels do, and a hot
-device ranks them otherwise than one that begins with this. So fewer are timed, all in one race of more rounds; the best
-two and other tile orders of the best are finalists."""
-
-LONG_GRAPH_US, REST_S = 200.0, 0.025
-"""What their graphs take, and how long the device rests before a race of them."""
+MOST_LONG, LONG_GRAPH_US = 12, 200.0
+"""Long products that the tensor cores bound run at a clock that power sets: one kernel's times differ by more than
+kernels do. So this many are timed, in graphs of this length, all in one race of more rounds on a settled device; the
+best three and other tile orders of the best are finalists."""
 
 TORCH, LT, LT_HEURISTIC = Candidate("torch"), Candidate("lt"), Candidate("lt_heuristic")
 
@@ -112,26 +109,26 @@ class _Run:
             candidates = seeds
         else:
             specs = cost.shortlist(self.tuner.specs.values(), self.key.shape, self.tuner.keep)
-            if specs and self.predict(specs[0]) > LONG_US:
+            if specs and self.is_long(self.predict(specs[0])):
                 specs = specs[:MOST_LONG]
             specs = list(dict.fromkeys([*specs, *self.tuner.neighbours(self.key)]))
             candidates = [started for spec in specs if (started := self.start(spec)) is not None]
         if self.careful:
             self.try_each(candidates)
         expected = min((self.predict(self.spec(c)) for c in candidates), default=0.0)
-        self.long = expected > LONG_US
+        self.long = self.is_long(expected)
         launches = launches_for(expected, LONG_GRAPH_US) if self.long else launches_for(expected)
         if seeds:
             ranking = self.stage("top", candidates, launches, 5 if self.long else 3)
         elif self.long:
-            ranking = self.stage("quick", candidates, launches, 4)[:2]
+            ranking = self.stage("quick", candidates, launches, 4)[:3]
             ranking += self.orders(ranking[0]) if ranking else []
         else:
             ranking = self.stage("quick", candidates, launches, 2)[:6]
             ranking = self.stage("top", ranking, launches, 5)
             if time.monotonic() < self.deadline:
                 ranking = self.knobs(ranking, launches)
-        finalists = self.right_ones(ranking, 5 if self.long else 3) if ranking else []
+        finalists = self.right_ones(ranking, 6 if self.long else 3) if ranking else []
         return self.final(finalists) if finalists else None
 
     # Candidates ------------------------------------------------------------------------------------------------------
@@ -141,6 +138,10 @@ class _Run:
 
     def predict(self, spec: KernelSpec) -> float:
         return cost.predict_us(spec, self.key.shape)
+
+    def is_long(self, us: float) -> bool:
+        """Whether power bounds a product of about `us`: memory does not."""
+        return us > LONG_US and cost.hbm_us(self.key.shape) < us / 2
 
     def start(self, spec: KernelSpec) -> Candidate | None:
         """A kernel with the knobs to try first; None if it cannot run the problem."""
@@ -225,7 +226,7 @@ class _Run:
         graphs[TORCH] = self.watch.matmul(self.operands, launches)
         if self.tuner.lt is not None:
             graphs.update(self.lt_graphs(launches))
-        times = self.race("final", graphs, 6 if self.long else 9)
+        times = self.race("final", graphs, 9)
         best = min(finalists, key=times.__getitem__)
         use = "own" if times[best] <= OWN_MARGIN * times[TORCH] else "cublas"
         return Plan(self.key, best.kernel, best.knobs, times[best], times[TORCH], times.get(LT), use)
@@ -250,11 +251,9 @@ class _Run:
     def race(self, stage: str, graphs: dict[Candidate, Any], rounds: int) -> dict[Candidate, float]:
         if not graphs:
             return {}
-        if self.long:
-            self.watch.synchronize()
-            time.sleep(REST_S)
         try:
-            times = self.watch.medians(graphs, rounds)
+            seen = [entry.us for entry in self.tuner.entries if entry.us is not None]
+            times = self.watch.medians(graphs, rounds, settled=self.long or min(seen, default=0.0) >= LONG_US)
         except RuntimeError as error:
             raise DeviceFailure(f"{stage} of {self.key}: {error}") from error
         self.tuner.entries += [Entry(self.key, candidate, us, stage) for candidate, us in times.items()]

@@ -5,18 +5,18 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
-    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 128, 6, 1, 1, 4, false, 1, false, false, false>>("sm90_f16_nn_64x64x128_s6_c1x1k4_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 128, 6, 1, 1, 8, false, 1, false, false, false>>("sm90_f16_nn_64x64x128_s6_c1x1k8_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 128, 6, 1, 2, 1, false, 1, false, false, false>>("sm90_f16_nn_64x64x128_s6_c1x2_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 128, 6, 2, 1, 1, false, 1, false, false, false>>("sm90_f16_nn_64x64x128_s6_c2x1_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 64, 13, 1, 2, 1, false, 1, false, true, false>>("sm90_f16_nn_64x64x64_s13_c1x2_coop1_ws"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 64, 6, 1, 1, 1, false, 1, false, false, false>>("sm90_f16_nn_64x64x64_s6_c1x1_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 64, 6, 1, 1, 1, false, 1, true, false, false>>("sm90_f16_nn_64x64x64_s6_c1x1_coop1_tma"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 64, 96, 64, 10, 1, 1, 1, false, 1, false, true, false>>("sm90_f16_nn_64x96x64_s10_c1x1_coop1_ws"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 64, 96, 64, 5, 1, 1, 1, false, 1, false, false, false>>("sm90_f16_nn_64x96x64_s5_c1x1_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 64, 64, 4, 1, 1, 1, false, 2, false, false, false>>("sm90_f16_nn_128x64x64_s4_c1x1_coop2"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 64, 64, 4, 1, 1, 4, false, 2, false, false, false>>("sm90_f16_nn_128x64x64_s4_c1x1k4_coop2"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 64, 64, 8, 1, 1, 1, false, 2, false, true, false>>("sm90_f16_nn_128x64x64_s8_c1x1_coop2_ws"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 128, 6, 1, 1, 1, false, 1, false, true, false, false>>("sm90_f16_nn_64x64x128_s6_c1x1_coop1_ws"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 128, 6, 1, 1, 2, false, 1, false, false, false, false>>("sm90_f16_nn_64x64x128_s6_c1x1k2_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 128, 6, 1, 1, 4, false, 1, false, false, false, false>>("sm90_f16_nn_64x64x128_s6_c1x1k4_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 128, 6, 1, 1, 8, false, 1, false, false, false, false>>("sm90_f16_nn_64x64x128_s6_c1x1k8_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 128, 6, 1, 2, 1, false, 1, false, false, false, false>>("sm90_f16_nn_64x64x128_s6_c1x2_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 64, 13, 1, 2, 1, false, 1, false, true, false, true>>("sm90_f16_nn_64x64x64_s13_c1x2_coop1_ws_swap"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 64, 13, 2, 1, 1, false, 1, false, true, false, false>>("sm90_f16_nn_64x64x64_s13_c2x1_coop1_ws"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 64, 6, 1, 1, 1, false, 1, false, false, false, false>>("sm90_f16_nn_64x64x64_s6_c1x1_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 64, 64, 6, 1, 1, 1, false, 1, true, false, false, false>>("sm90_f16_nn_64x64x64_s6_c1x1_coop1_tma"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 96, 128, 5, 1, 2, 1, false, 1, false, false, false, false>>("sm90_f16_nn_64x96x128_s5_c1x2_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 96, 64, 10, 1, 1, 1, false, 1, false, true, false, false>>("sm90_f16_nn_64x96x64_s10_c1x1_coop1_ws"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 96, 64, 5, 1, 1, 1, false, 1, false, false, false, false>>("sm90_f16_nn_64x96x64_s5_c1x1_coop1"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

@@ -5,18 +5,18 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 2, 1, 1, true, 2, true, false, true>>("sm90_f16_nn_128x128x64_s6_c2x1_ping2_tma_sk"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 144, 64, 5, 1, 1, 1, true, 2, true, false, false>>("sm90_f16_nn_128x144x64_s5_c1x1_ping2_tma"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 160, 64, 5, 1, 1, 1, true, 2, true, false, false>>("sm90_f16_nn_128x160x64_s5_c1x1_ping2_tma"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 160, 64, 5, 2, 1, 1, true, 2, true, false, false>>("sm90_f16_nn_128x160x64_s5_c2x1_ping2_tma"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 4, 1, 2, 1, true, 2, true, false, false>>("sm90_f16_nn_128x192x64_s4_c1x2_ping2_tma"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 4, 2, 1, 1, true, 2, true, false, false>>("sm90_f16_nn_128x192x64_s4_c2x1_ping2_tma"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 5, 1, 1, 1, false, 2, true, false, false>>("sm90_f16_nn_128x192x64_s5_c1x1_coop2_tma"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 5, 1, 1, 1, true, 2, true, false, false>>("sm90_f16_nn_128x192x64_s5_c1x1_ping2_tma"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 5, 1, 1, 1, true, 2, true, false, true>>("sm90_f16_nn_128x192x64_s5_c1x1_ping2_tma_sk"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 5, 1, 2, 1, true, 2, true, false, false>>("sm90_f16_nn_128x192x64_s5_c1x2_ping2_tma"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 5, 2, 1, 1, true, 2, true, false, false>>("sm90_f16_nn_128x192x64_s5_c2x1_ping2_tma"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 5, 2, 1, 1, true, 2, true, false, true>>("sm90_f16_nn_128x192x64_s5_c2x1_ping2_tma_sk"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 1, 2, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x128x64_s6_c1x2_ping2_tma"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 2, 1, 1, false, 2, true, false, false, false>>("sm90_f16_nn_128x128x64_s6_c2x1_coop2_tma"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 2, 1, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x128x64_s6_c2x1_ping2_tma"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 2, 1, 1, true, 2, true, false, true, false>>("sm90_f16_nn_128x128x64_s6_c2x1_ping2_tma_sk"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 256, 64, 5, 2, 1, 1, false, 1, false, false, false, false>>("sm90_f16_nn_64x256x64_s5_c2x1_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 128, 144, 64, 5, 1, 1, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x144x64_s5_c1x1_ping2_tma"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 128, 160, 64, 5, 1, 1, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x160x64_s5_c1x1_ping2_tma"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 176, 128, 64, 5, 1, 2, 1, true, 2, true, false, false, true>>("sm90_f16_nn_176x128x64_s5_c1x2_ping2_tma_swap"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 4, 1, 2, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x192x64_s4_c1x2_ping2_tma"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 4, 2, 1, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x192x64_s4_c2x1_ping2_tma"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 5, 1, 1, 1, false, 2, true, false, false, false>>("sm90_f16_nn_128x192x64_s5_c1x1_coop2_tma"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 5, 1, 1, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x192x64_s5_c1x1_ping2_tma"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

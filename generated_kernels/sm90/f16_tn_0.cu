@@ -5,18 +5,18 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
-    sm90_entry<Sm90Config<f16, Layout::tn, 64, 16, 128, 8, 1, 1, 1, false, 1, false, false, false>>("sm90_f16_tn_64x16x128_s8_c1x1_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 64, 16, 128, 8, 1, 1, 16, false, 1, false, false, false>>("sm90_f16_tn_64x16x128_s8_c1x1k16_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 64, 16, 128, 8, 1, 1, 4, false, 1, false, false, false>>("sm90_f16_tn_64x16x128_s8_c1x1k4_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 64, 16, 128, 8, 1, 1, 8, false, 1, false, false, false>>("sm90_f16_tn_64x16x128_s8_c1x1k8_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 64, 32, 128, 6, 1, 1, 2, false, 1, false, false, false>>("sm90_f16_tn_64x32x128_s6_c1x1k2_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 64, 32, 128, 6, 1, 1, 4, false, 1, false, false, false>>("sm90_f16_tn_64x32x128_s6_c1x1k4_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 64, 32, 128, 6, 1, 1, 8, false, 1, false, false, false>>("sm90_f16_tn_64x32x128_s6_c1x1k8_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 64, 32, 128, 8, 1, 1, 1, false, 1, false, true, false>>("sm90_f16_tn_64x32x128_s8_c1x1_coop1_ws"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 64, 32, 64, 6, 1, 1, 1, false, 1, false, false, false>>("sm90_f16_tn_64x32x64_s6_c1x1_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 64, 64, 128, 6, 1, 1, 1, false, 1, false, false, false>>("sm90_f16_tn_64x64x128_s6_c1x1_coop1"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 64, 64, 128, 6, 1, 1, 1, false, 1, false, true, false>>("sm90_f16_tn_64x64x128_s6_c1x1_coop1_ws"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 64, 64, 128, 6, 1, 1, 2, false, 1, false, false, false>>("sm90_f16_tn_64x64x128_s6_c1x1k2_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 64, 16, 128, 8, 1, 1, 1, false, 1, false, false, false, false>>("sm90_f16_tn_64x16x128_s8_c1x1_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 64, 16, 128, 8, 1, 1, 16, false, 1, false, false, false, false>>("sm90_f16_tn_64x16x128_s8_c1x1k16_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 64, 16, 128, 8, 1, 1, 4, false, 1, false, false, false, false>>("sm90_f16_tn_64x16x128_s8_c1x1k4_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 64, 16, 128, 8, 1, 1, 8, false, 1, false, false, false, false>>("sm90_f16_tn_64x16x128_s8_c1x1k8_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 32, 64, 128, 8, 1, 1, 1, false, 1, false, true, false, true>>("sm90_f16_tn_32x64x128_s8_c1x1_coop1_ws_swap"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 32, 64, 128, 8, 2, 1, 1, false, 1, false, false, false, true>>("sm90_f16_tn_32x64x128_s8_c2x1_coop1_swap"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 64, 32, 128, 6, 1, 1, 2, false, 1, false, false, false, false>>("sm90_f16_tn_64x32x128_s6_c1x1k2_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 64, 32, 128, 6, 1, 1, 4, false, 1, false, false, false, false>>("sm90_f16_tn_64x32x128_s6_c1x1k4_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 64, 32, 128, 6, 1, 1, 8, false, 1, false, false, false, false>>("sm90_f16_tn_64x32x128_s6_c1x1k8_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 64, 32, 128, 8, 1, 2, 1, false, 1, false, false, false, false>>("sm90_f16_tn_64x32x128_s8_c1x2_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 64, 32, 64, 6, 1, 1, 1, false, 1, false, false, false, false>>("sm90_f16_tn_64x32x64_s6_c1x1_coop1"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 64, 64, 128, 6, 1, 1, 1, false, 1, false, false, false, false>>("sm90_f16_tn_64x64x128_s6_c1x1_coop1"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

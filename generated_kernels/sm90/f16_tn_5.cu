@@ -5,12 +5,15 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
-    sm90_entry<Sm90Config<f16, Layout::tn, 192, 128, 64, 5, 1, 1, 1, false, 3, true, false, false>>("sm90_f16_tn_192x128x64_s5_c1x1_coop3_tma"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 192, 128, 64, 5, 1, 2, 1, false, 3, true, false, false>>("sm90_f16_tn_192x128x64_s5_c1x2_coop3_tma"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 128, 256, 64, 4, 1, 1, 1, false, 2, true, true, false>>("sm90_f16_tn_128x256x64_s4_c1x1_coop2_tma_ws"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 128, 256, 64, 4, 2, 1, 1, false, 2, true, false, true>>("sm90_f16_tn_128x256x64_s4_c2x1_coop2_tma_sk"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 128, 256, 64, 4, 2, 1, 1, false, 2, true, true, false>>("sm90_f16_tn_128x256x64_s4_c2x1_coop2_tma_ws"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 256, 128, 64, 4, 1, 2, 1, false, 2, true, false, false>>("sm90_f16_tn_256x128x64_s4_c1x2_coop2_tma"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 128, 192, 64, 5, 1, 1, 1, true, 2, true, false, true, false>>("sm90_f16_tn_128x192x64_s5_c1x1_ping2_tma_sk"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 128, 192, 64, 5, 2, 1, 1, true, 2, true, false, false, false>>("sm90_f16_tn_128x192x64_s5_c2x1_ping2_tma"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 128, 192, 64, 5, 2, 1, 1, true, 2, true, false, true, false>>("sm90_f16_tn_128x192x64_s5_c2x1_ping2_tma_sk"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 192, 128, 64, 5, 1, 1, 1, false, 3, true, false, false, false>>("sm90_f16_tn_192x128x64_s5_c1x1_coop3_tma"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 192, 128, 64, 5, 1, 2, 1, false, 3, true, false, false, false>>("sm90_f16_tn_192x128x64_s5_c1x2_coop3_tma"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 192, 128, 64, 5, 1, 2, 1, true, 2, true, false, true, true>>("sm90_f16_tn_192x128x64_s5_c1x2_ping2_tma_sk_swap"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 128, 256, 64, 4, 1, 1, 1, false, 2, true, true, false, false>>("sm90_f16_tn_128x256x64_s4_c1x1_coop2_tma_ws"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 128, 256, 64, 4, 2, 1, 1, false, 2, true, false, true, false>>("sm90_f16_tn_128x256x64_s4_c2x1_coop2_tma_sk"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 256, 128, 64, 4, 1, 2, 1, false, 2, true, false, false, false>>("sm90_f16_tn_256x128x64_s4_c1x2_coop2_tma"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

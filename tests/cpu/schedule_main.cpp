@@ -40,8 +40,8 @@ static void covers(int tiles_m, int tiles_n, int group, int raster) {
 
 // What Work reads of Sm90Params.
 struct Params {
-  Divisor k_blocks, tiles, step;
-  int split = 1, stream_tiles = 0, stream_blocks = 0;
+  Divisor k_blocks, tiles, step, split;
+  int stream_tiles = 0, stream_blocks = 0;
 };
 
 template <int Split, bool Workspace, bool StreamK>
@@ -74,7 +74,7 @@ static std::vector<std::vector<Part>> units(const Params& params, int clusters) 
 }
 
 static void splits(int tiles, int blocks, int parts) {
-  Params params{Divisor(blocks), Divisor(tiles), Divisor(tiles), parts};
+  Params params{Divisor(blocks), Divisor(tiles), Divisor(tiles), Divisor(parts)};
   for (const std::vector<Part>& of_tile : units<Config<1, true, false>>(params, tiles * parts)) {
     require(static_cast<int>(of_tile.size()) == parts, "parts", of_tile.size(), parts);
     int end = 0;
@@ -88,7 +88,7 @@ static void splits(int tiles, int blocks, int parts) {
 
 static void streams(int tiles, int blocks, int clusters) {
   const int run = cudal2::streamed_tiles(tiles, clusters, blocks);
-  const Params params{Divisor(blocks), Divisor(tiles), Divisor(clusters), 1, run, run * blocks};
+  const Params params{Divisor(blocks), Divisor(tiles), Divisor(clusters), Divisor(), run, run * blocks};
   require(run == (tiles > clusters && tiles % clusters ? clusters + tiles % clusters : 0), "run of", tiles, run);
   std::vector<int> shares(clusters);
   for (const std::vector<Part>& of_tile : units<Config<1, false, true>>(params, clusters)) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from cudal2 import plans
 from cudal2.plans import Key, Knobs, Plan
 from cudal2.search import confirm, provenance
 from cudal2.search.confirm import decide, summary
+from cudal2.search.journal import Candidate, Entry, Journal
 from cudal2.search.measure import Pool
+from cudal2.spec import KernelSpec
 
 KERNEL = "sm90_f16_tn_128x128x64_s6_c1x1_ping2"
 
@@ -34,7 +37,7 @@ def plan(us: float, torch_us: float, use: str = "own") -> Plan:
     ],
 )
 def test_decide(sweep: tuple[float, float], fresh: list[tuple[float, float]], use: str) -> None:
-    assert decide(plan(*sweep), fresh).use == use
+    assert decide(plan(*sweep), fresh, [sweep[1] / sweep[0]]).use == use
 
 
 def test_times_become_the_new_medians() -> None:
@@ -54,7 +57,59 @@ def test_a_flagged_plan_is_confirmed_without_pdl(monkeypatch: pytest.MonkeyPatch
     gpu.us, gpu.pdl_gain = {KERNEL: 3.0}, {KERNEL: 1.5}
     flagged = replace(plan(3.0, 4.0), knobs=Knobs(pdl=True))
     pool = Pool("f16", [flagged.key.shape], seed=0, device="cpu")
-    assert confirm.instance(FakeWatch(gpu), pool, flagged, rounds=3) == (3.0, TORCH_US)
+    (candidate,) = confirm.contenders(flagged, (), {KERNEL})
+    assert confirm.instance(FakeWatch(gpu), pool, flagged, [candidate], rounds=3) == ({candidate: 3.0}, TORCH_US)
+
+
+def _table(kernel: str, dtype: str, **knobs: int) -> plans.Table:
+    name = KernelSpec.parse(kernel).variant(dtype, "tn").name
+    key = Key(dtype, "tn", 512, 512, 512)
+    return plans.Table({"gpu": "fake"}, {key: Plan(key, name, Knobs(**knobs, pdl=True), 4.0, 5.0)})
+
+
+def test_rivals_of_either_dtype_compete_and_the_fastest_becomes_the_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = install(monkeypatch)
+    other, refused, absent = (
+        "sm90_f16_tn_128x256x64_s4_c1x1_coop2",
+        "sm90_f16_tn_64x64x64_s8_c1x1_coop1",
+        "sm90_f16_tn_64x8x64_s4_c1x1_coop1",
+    )
+    gpu.us = {KERNEL: 4.0, other: 3.0, refused: 1.0, absent: 1.0}
+    gpu.refusing = {refused}
+    for name, table in {
+        "table": _table(KERNEL, "f16"),
+        "other": _table(other, "bf16", group=4),
+        "refused": _table(refused, "f16"),
+        "absent": _table(absent, "f16"),
+    }.items():
+        plans.write(tmp_path / f"{name}.csv", table)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(provenance, "provenance", lambda: {"gpu": "fake"})
+    path, log = str(tmp_path / "table.csv"), tmp_path / "log.csv"
+    rivals = [f"--rivals={tmp_path / name}.csv" for name in ("other", "refused", "absent")]
+    assert confirm.main([path, "--log", str(log), *rivals]) == 0
+    (plan,) = plans.read(Path(path)).plans.values()
+    assert (plan.kernel, plan.knobs, plan.measured, plan.use) == (other, Knobs(group=4), (3.0, TORCH_US), "own")
+    rows = list(csv.DictReader(line for line in log.read_text().splitlines() if not line.startswith("#")))
+    assert [(row["kernel"], row["group"], row["instance"], float(row["us"])) for row in rows] == [
+        (KERNEL, "8", "0", 4.0),
+        (other, "4", "0", 3.0),
+        (KERNEL, "8", "1", 4.0),
+        (other, "4", "1", 3.0),
+    ]
+
+
+def test_the_best_of_a_log_are_rivals(tmp_path: Path) -> None:
+    key = Key("f16", "tn", 512, 512, 512)
+    log = Journal(tmp_path / "log.csv.gz", resume=False)
+    log.add(Entry(key, Candidate(f"sm90_f16_tn_64x{n}x64_s4_c1x1_coop1"), 10.0 + n, "final") for n in (8, 16, 24))
+    log.close()
+    found = confirm.rivals_of([], str(tmp_path / "log.csv.gz"), 2)
+    assert {problem: [c.kernel for c in candidates] for problem, candidates in found.items()} == {
+        key[1:]: ["sm90_f16_tn_64x8x64_s4_c1x1_coop1", "sm90_f16_tn_64x16x64_s4_c1x1_coop1"]
+    }
 
 
 def test_rules_are_not_confirmed(

@@ -27,10 +27,15 @@ def test_every_spec_is_instantiated_once() -> None:
 
 def test_instantiation_repeats_the_spec() -> None:
     spec = replace(SPEC, cluster_n=2, stages=5)
-    assert f'Sm90Config<f16, Layout::tn, 128, 192, 64, 5, 1, 2, 1, false, 2, false, false, false>>("{spec.name}")' in (
-        emit.kernel_source([spec])
-    )
-    assert "false, 2, true, true, false>>" in emit.kernel_source([replace(spec, tma_store=True, workspace=True)])
+    config = "f16, Layout::tn, 128, 192, 64, 5, 1, 2, 1, false, 2, false, false, false, false"
+    assert f'Sm90Config<{config}>>("{spec.name}")' in emit.kernel_source([spec])
+    assert "false, 2, true, true, false, false>>" in emit.kernel_source([replace(spec, tma_store=True, workspace=True)])
+    assert "false, 3, false, false, false, true>>" in emit.kernel_source([replace(spec, consumers=3, swap=True)])
+
+
+def test_wgmma_is_as_wide_as_accumulators_have_columns() -> None:
+    source = emit.files([replace(SPEC, bm=88, swap=True)])["sm90/wgmma.inc"]
+    assert set(re.findall(r"m64n\d+k16", source)) == {"m64n88k16"}
 
 
 @pytest.mark.parametrize("n", [8, 24, 256])

@@ -12,7 +12,7 @@ from fake_tools import ROOT
 
 from cudal2 import plans
 from cudal2.plans import Key, Knobs
-from cudal2.search import cost, journal, knobs, sweep
+from cudal2.search import cost, journal, knobs, measure, sweep
 from cudal2.search import tuner as tuner_module
 from cudal2.search.journal import Candidate, Entry, Journal
 from cudal2.search.measure import Operands, Pool, launches_for
@@ -68,6 +68,25 @@ class TestMeasure:
         rounds = [gpu.raced[start : start + 3] for start in range(0, 15, 3)]
         assert all(sorted(order) == [0, 1, 2] for order in rounds)
         assert len({tuple(order) for order in rounds}) > 1
+
+    def test_a_settled_race_first_keeps_the_device_busy(self, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [100.0]
+        monkeypatch.setattr(measure.time, "monotonic", lambda: now[0])
+        first, second = list(F16_TN)[:2]
+        gpu.us = {first: 300.0, second: 700.0}
+        watch = FakeWatch(gpu)
+        graphs = {name: watch.kernel(name, Knobs(), [_operands().gemm()], 10) for name in (first, second)}
+        rounds = round(measure.SETTLED_US / (10 * (300.0 + 700.0)))
+
+        times = watch.race(graphs, rounds=3, settled=True)
+        assert [len(values) for values in times.values()] == [3, 3]
+        assert len(gpu.raced) == 2 * (rounds + 3)
+        now[0] += measure.SETTLED_WITHIN_S / 2
+        watch.race(graphs, rounds=3, settled=True)  # it has just been busy
+        assert len(gpu.raced) == 2 * (rounds + 6)
+        now[0] += measure.SETTLED_WITHIN_S * 2
+        watch.race(graphs, rounds=3, settled=True)
+        assert len(gpu.raced) == 2 * (2 * rounds + 9)
 
 
 class TestCost:
@@ -163,21 +182,29 @@ class TestTuner:
     ) -> None:
         monkeypatch.setattr(tuner_module, "LONG_US", 0.0)
         monkeypatch.setattr(tuner_module, "MOST_LONG", 4)
-        rests: list[float] = []
-        monkeypatch.setattr(tuner_module.time, "sleep", rests.append)
         shape = Shape(1024, 1024, 512)
         few = [spec.name for spec in cost.shortlist(F16_TN.values(), shape, 40)[:4]]
-        gpu.us = {few[2]: 2.0, few[1]: 2.5}
+        gpu.us = {few[2]: 2.0, few[1]: 2.5, few[0]: 3.0, few[3]: 9.0}
         tuner = _tuner(gpu)
+        race, settled = tuner.watch.race, []
+        monkeypatch.setattr(tuner.watch, "race", lambda *a, **k: settled.append(k.get("settled")) or race(*a, **k))
         plan = tuner.tune(_operands(shape))
         assert plan is not None
         assert plan.kernel == few[2]
         assert {e.candidate.kernel for e in tuner.entries if e.stage == "quick"} == set(few)
         finalists = {e.candidate for e in tuner.entries if e.stage == "final"} - {Candidate("torch")}
-        assert {candidate.kernel for candidate in finalists} == set(few[1:3])
+        assert {candidate.kernel for candidate in finalists} == set(few[:3])
         orders = {(c.knobs.group, c.knobs.raster) for c in finalists if c.kernel == few[2]}
         assert orders == {(8, 0), (8, 1), (16, 0), (16, 1)}
-        assert rests == [tuner_module.REST_S] * 2
+        assert settled[0]
+        assert settled[-1]
+
+    def test_a_long_stream_of_weights_races_as_any_other(self, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(tuner_module, "LONG_US", 0.0)
+        monkeypatch.setattr(tuner_module, "MOST_LONG", 2)
+        tuner = _tuner(gpu)
+        tuner.tune(_operands(Shape(16, 8192, 8192)))
+        assert len({e.candidate.kernel for e in tuner.entries if e.stage == "quick"}) > 2
 
     def test_seeds_replace_the_shortlist(self, gpu: FakeGpu) -> None:
         seeds = [Candidate(name, Knobs(group=4)) for name in sorted(F16_TN)[:2]]
