@@ -9,6 +9,9 @@ next by more than its replays do (where its buffers lie). So each plan is timed 
 dtype, take part in the same races; the fastest over all instances becomes the plan. Dispatch then runs the own kernel
 only where the median speed-up over the sweep's figure and the new ones is a gain and no new one loses more than 3 %.
 The table's times become the new medians.
+
+Kernels rank differently at the clock of a device that has rested and at that of one that has settled to its power
+(measure): every other instance of a long product is of the one, the rest of the other, and what counts is their mean.
 """
 
 from __future__ import annotations
@@ -121,7 +124,10 @@ def _confirm(
                     print(f"confirm: budget spent after {len(confirmed)} plans", file=sys.stderr)
                     break
                 candidates = contenders(plan, rivals.get(plan.key[1:], ()), compiled)
-                runs = [instance(watch, pool, plan, candidates, options.rounds) for _ in range(options.instances)]
+                runs = [
+                    instance(watch, pool, plan, candidates, options.rounds, rested=index % 2 == 1)
+                    for index in range(options.instances)
+                ]
                 for index, (times, torch_us) in enumerate(runs):
                     for candidate, us in times.items():
                         knobs = candidate.knobs.fields[:4]
@@ -134,11 +140,17 @@ def _confirm(
 
 
 def instance(
-    watch: measure.Stopwatch, pool: measure.Pool, plan: Plan, candidates: Iterable[Candidate], rounds: int
+    watch: measure.Stopwatch,
+    pool: measure.Pool,
+    plan: Plan,
+    candidates: Iterable[Candidate],
+    rounds: int,
+    rested: bool = False,
 ) -> tuple[dict[Candidate, float], float]:
     """µs of the candidates and of torch.matmul, over operands and graphs made for this measurement.
 
-    Candidates that cannot run the problem are left out.
+    Candidates that cannot run the problem are left out. A long product's race begins settled, or `rested` and ends
+    before that matters.
     """
     operands = pool.operands(plan.key.shape, plan.key.layout)
     expected = min(plan.measured)
@@ -153,7 +165,11 @@ def instance(
         baseline = Candidate("torch")
         graphs[baseline] = watch.matmul(operands, launches)
         rounds = rounds if expected < 1000 else max(3, rounds // 2)
-        times = watch.medians(graphs, rounds, settled=expected >= measure.LONG_US)
+        long = expected >= measure.LONG_US
+        if long and rested:
+            rounds = max(1, min(rounds, int(measure.RESTED_US / (len(graphs) * launches * expected))))
+            watch.rest()
+        times = watch.medians(graphs, rounds, settled=long and not rested)
     return times, times.pop(baseline)
 
 

@@ -6,7 +6,7 @@ reports: back to back, operands warm in L2 where they fit, programmatic dependen
 
 Long products run at a clock that power sets, and it falls by an eighth some 20 ms after the device begins to work: in a
 race that begins at rest, a contender's median is of either clock, as its turns happen to fall. So such a race begins
-settled: on a device that has been busy for a while.
+settled: on a device that has just been busy for longer than that.
 """
 
 from __future__ import annotations
@@ -30,11 +30,14 @@ from cudal2.shapes import Shape
 
 K = TypeVar("K", bound=Hashable)
 
-LONG_US = 60.0
+LONG_US = 20.0
 """From here on a product is long: races of it begin settled."""
 
-SETTLED_US, SETTLED_WITHIN_S = 50_000.0, 0.2
+SETTLED_US, SETTLED_WITHIN_S = 40_000.0, 0.06
 """A device is settled that has worked so long within this time."""
+
+REST_S, RESTED_US = 0.025, 15_000.0
+"""A device that has rested so long keeps its clock for so much work."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +189,11 @@ class Stopwatch:
         self.busy_us += busy
         self._recent.append((time.monotonic(), busy))
         return times
+
+    def rest(self) -> None:
+        """Let the device recover the clock that it has at rest."""
+        self.synchronize()
+        time.sleep(REST_S)
 
     def _settle(self, graphs: Mapping[K, Any], timeout_s: float, before: Any) -> None:
         """Race until the device is settled: once, and as often again as by the time of that it takes."""

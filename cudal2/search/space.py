@@ -28,10 +28,11 @@ _SM90 = """
 64x128x64  s4  coop1  1x1
 64x128x64  s8  coop1  1x1 1x2 1x1k3
 64x128x64  s8  coop1  1x1 2x1 ws
+64x128x128 s4  coop1  1x2
 128x64x64  s4  coop2  1x1 1x1k4
 128x64x64  s8  coop2  1x2
 128x64x64  s8  coop2  1x1 ws
-64x192x64  s6  coop1  1x1
+64x192x64  s6  coop1  1x1 2x1
 192x64x64  s7  coop3  1x1
 64x256x64  s5  coop1  2x1
 128x128x64 s6  coop2  1x1 2x1 tma

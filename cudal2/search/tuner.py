@@ -19,18 +19,18 @@ import torch
 
 from cudal2 import check, plans
 from cudal2.plans import Key, Knobs, Plan
-from cudal2.search import cost, cublaslt, knobs
+from cudal2.search import cost, cublaslt, knobs, measure
 from cudal2.search.journal import Candidate, Entry
-from cudal2.search.measure import LONG_US, Operands, Stopwatch, launches_for, native_knobs
+from cudal2.search.measure import Operands, Stopwatch, launches_for, native_knobs
 from cudal2.spec import KernelSpec
 
 OWN_MARGIN = 0.995
 """Dispatch runs the own kernel only where it measured at most this times torch.matmul."""
 
-MOST_LONG, LONG_GRAPH_US = 12, 200.0
-"""Long products that the tensor cores bound run at a clock that power sets: one kernel's times differ by more than
-kernels do. So this many are timed, in graphs of this length, all in one race of more rounds on a settled device; the
-best three and other tile orders of the best are finalists."""
+LONG_US, MOST_LONG, LONG_GRAPH_US = 60.0, 12, 200.0
+"""Products of this length that the tensor cores bound run at a clock that power sets: one kernel's times differ by more
+than kernels do. So only so many are timed, in graphs of this length, all in one race of more rounds; the best three and
+other tile orders of the best are finalists."""
 
 TORCH, LT, LT_HEURISTIC = Candidate("torch"), Candidate("lt"), Candidate("lt_heuristic")
 
@@ -253,7 +253,8 @@ class _Run:
             return {}
         try:
             seen = [entry.us for entry in self.tuner.entries if entry.us is not None]
-            times = self.watch.medians(graphs, rounds, settled=self.long or min(seen, default=0.0) >= LONG_US)
+            settled = self.long or min(seen, default=0.0) >= measure.LONG_US
+            times = self.watch.medians(graphs, rounds, settled=settled)
         except RuntimeError as error:
             raise DeviceFailure(f"{stage} of {self.key}: {error}") from error
         self.tuner.entries += [Entry(self.key, candidate, us, stage) for candidate, us in times.items()]

@@ -5,6 +5,8 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
+    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 192, 64, 5, 1, 1, 1, false, 2, true, false, false, false>>("sm90_bf16_tn_128x192x64_s5_c1x1_coop2_tma"),
+    sm90_entry<Sm90Config<bf16, Layout::tn, 128, 192, 64, 5, 1, 1, 1, true, 2, true, false, false, false>>("sm90_bf16_tn_128x192x64_s5_c1x1_ping2_tma"),
     sm90_entry<Sm90Config<bf16, Layout::tn, 128, 192, 64, 5, 1, 1, 1, true, 2, true, false, true, false>>("sm90_bf16_tn_128x192x64_s5_c1x1_ping2_tma_sk"),
     sm90_entry<Sm90Config<bf16, Layout::tn, 128, 192, 64, 5, 2, 1, 1, true, 2, true, false, false, false>>("sm90_bf16_tn_128x192x64_s5_c2x1_ping2_tma"),
     sm90_entry<Sm90Config<bf16, Layout::tn, 128, 192, 64, 5, 2, 1, 1, true, 2, true, false, true, false>>("sm90_bf16_tn_128x192x64_s5_c2x1_ping2_tma_sk"),

@@ -5,6 +5,7 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 128, 64, 8, 1, 1, 1, true, 2, true, false, false, false>>("sm90_f16_nn_64x128x64_s8_c1x1_ping2_tma"),
     sm90_entry<Sm90Config<f16, Layout::nn, 64, 128, 64, 8, 1, 1, 3, false, 1, false, false, false, false>>("sm90_f16_nn_64x128x64_s8_c1x1k3_coop1"),
     sm90_entry<Sm90Config<f16, Layout::nn, 64, 128, 64, 8, 1, 2, 1, false, 1, false, false, false, false>>("sm90_f16_nn_64x128x64_s8_c1x2_coop1"),
     sm90_entry<Sm90Config<f16, Layout::nn, 64, 128, 64, 8, 2, 1, 1, false, 1, false, true, false, false>>("sm90_f16_nn_64x128x64_s8_c2x1_coop1_ws"),
@@ -12,11 +13,10 @@ const KernelInfo kEntries[] = {
     sm90_entry<Sm90Config<f16, Layout::nn, 192, 64, 64, 6, 1, 2, 1, false, 1, false, false, false, true>>("sm90_f16_nn_192x64x64_s6_c1x2_coop1_swap"),
     sm90_entry<Sm90Config<f16, Layout::nn, 64, 192, 64, 6, 1, 1, 1, false, 1, false, false, false, false>>("sm90_f16_nn_64x192x64_s6_c1x1_coop1"),
     sm90_entry<Sm90Config<f16, Layout::nn, 64, 192, 64, 6, 1, 1, 1, true, 2, true, false, false, false>>("sm90_f16_nn_64x192x64_s6_c1x1_ping2_tma"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 64, 192, 64, 6, 2, 1, 1, false, 1, false, false, false, false>>("sm90_f16_nn_64x192x64_s6_c2x1_coop1"),
     sm90_entry<Sm90Config<f16, Layout::nn, 96, 128, 64, 7, 2, 1, 1, false, 2, true, false, false, true>>("sm90_f16_nn_96x128x64_s7_c2x1_coop2_tma_swap"),
     sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 1, 1, 1, false, 2, true, false, false, false>>("sm90_f16_nn_128x128x64_s6_c1x1_coop2_tma"),
     sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 1, 1, 1, false, 2, false, true, false, false>>("sm90_f16_nn_128x128x64_s6_c1x1_coop2_ws"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 1, 1, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x128x64_s6_c1x1_ping2_tma"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 1, 2, 1, false, 2, false, true, false, false>>("sm90_f16_nn_128x128x64_s6_c1x2_coop2_ws"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

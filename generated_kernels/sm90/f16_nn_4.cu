@@ -5,6 +5,8 @@ namespace cudal2 {
 namespace {
 
 const KernelInfo kEntries[] = {
+    sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 1, 1, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x128x64_s6_c1x1_ping2_tma"),
+    sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 1, 2, 1, false, 2, false, true, false, false>>("sm90_f16_nn_128x128x64_s6_c1x2_coop2_ws"),
     sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 1, 2, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x128x64_s6_c1x2_ping2_tma"),
     sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 2, 1, 1, false, 2, true, false, false, false>>("sm90_f16_nn_128x128x64_s6_c2x1_coop2_tma"),
     sm90_entry<Sm90Config<f16, Layout::nn, 128, 128, 64, 6, 2, 1, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x128x64_s6_c2x1_ping2_tma"),
@@ -15,8 +17,6 @@ const KernelInfo kEntries[] = {
     sm90_entry<Sm90Config<f16, Layout::nn, 176, 128, 64, 5, 1, 2, 1, true, 2, true, false, false, true>>("sm90_f16_nn_176x128x64_s5_c1x2_ping2_tma_swap"),
     sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 4, 1, 2, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x192x64_s4_c1x2_ping2_tma"),
     sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 4, 2, 1, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x192x64_s4_c2x1_ping2_tma"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 5, 1, 1, 1, false, 2, true, false, false, false>>("sm90_f16_nn_128x192x64_s5_c1x1_coop2_tma"),
-    sm90_entry<Sm90Config<f16, Layout::nn, 128, 192, 64, 5, 1, 1, 1, true, 2, true, false, false, false>>("sm90_f16_nn_128x192x64_s5_c1x1_ping2_tma"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

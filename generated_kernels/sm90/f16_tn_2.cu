@@ -12,11 +12,11 @@ const KernelInfo kEntries[] = {
     sm90_entry<Sm90Config<f16, Layout::tn, 128, 64, 64, 8, 1, 1, 1, false, 2, false, true, false, false>>("sm90_f16_tn_128x64x64_s8_c1x1_coop2_ws"),
     sm90_entry<Sm90Config<f16, Layout::tn, 128, 64, 64, 8, 1, 1, 1, true, 2, true, false, false, false>>("sm90_f16_tn_128x64x64_s8_c1x1_ping2_tma"),
     sm90_entry<Sm90Config<f16, Layout::tn, 128, 64, 64, 8, 1, 2, 1, false, 2, false, false, false, false>>("sm90_f16_tn_128x64x64_s8_c1x2_coop2"),
+    sm90_entry<Sm90Config<f16, Layout::tn, 64, 128, 128, 4, 1, 2, 1, false, 1, false, false, false, false>>("sm90_f16_tn_64x128x128_s4_c1x2_coop1"),
     sm90_entry<Sm90Config<f16, Layout::tn, 64, 128, 64, 4, 1, 1, 1, false, 1, false, false, false, false>>("sm90_f16_tn_64x128x64_s4_c1x1_coop1"),
     sm90_entry<Sm90Config<f16, Layout::tn, 64, 128, 64, 8, 1, 1, 1, false, 1, false, false, false, false>>("sm90_f16_tn_64x128x64_s8_c1x1_coop1"),
     sm90_entry<Sm90Config<f16, Layout::tn, 64, 128, 64, 8, 1, 1, 1, false, 1, false, true, false, false>>("sm90_f16_tn_64x128x64_s8_c1x1_coop1_ws"),
     sm90_entry<Sm90Config<f16, Layout::tn, 64, 128, 64, 8, 1, 1, 1, false, 2, false, true, false, true>>("sm90_f16_tn_64x128x64_s8_c1x1_coop2_ws_swap"),
-    sm90_entry<Sm90Config<f16, Layout::tn, 64, 128, 64, 8, 1, 1, 1, true, 2, true, false, false, false>>("sm90_f16_tn_64x128x64_s8_c1x1_ping2_tma"),
 };
 const Registrar registrar(kEntries, sizeof(kEntries) / sizeof(kEntries[0]));
 

@@ -34,7 +34,7 @@ def test_instantiation_repeats_the_spec() -> None:
 
 
 def test_wgmma_is_as_wide_as_accumulators_have_columns() -> None:
-    source = emit.files([replace(SPEC, bm=88, swap=True)])["sm90/wgmma.inc"]
+    source = emit.files([replace(SPEC, bm=88, bn=128, swap=True)])["sm90/wgmma.inc"]
     assert set(re.findall(r"m64n\d+k16", source)) == {"m64n88k16"}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -186,8 +187,14 @@ class TestTuner:
         few = [spec.name for spec in cost.shortlist(F16_TN.values(), shape, 40)[:4]]
         gpu.us = {few[2]: 2.0, few[1]: 2.5, few[0]: 3.0, few[3]: 9.0}
         tuner = _tuner(gpu)
-        race, settled = tuner.watch.race, []
-        monkeypatch.setattr(tuner.watch, "race", lambda *a, **k: settled.append(k.get("settled")) or race(*a, **k))
+        medians = tuner.watch.medians
+        settled_seen: list[bool] = []
+
+        def seen(*race: Any, settled: bool) -> dict[Candidate, float]:
+            settled_seen.append(settled)
+            return medians(*race, settled=settled)
+
+        monkeypatch.setattr(tuner.watch, "medians", seen)
         plan = tuner.tune(_operands(shape))
         assert plan is not None
         assert plan.kernel == few[2]
@@ -196,8 +203,7 @@ class TestTuner:
         assert {candidate.kernel for candidate in finalists} == set(few[:3])
         orders = {(c.knobs.group, c.knobs.raster) for c in finalists if c.kernel == few[2]}
         assert orders == {(8, 0), (8, 1), (16, 0), (16, 1)}
-        assert settled[0]
-        assert settled[-1]
+        assert settled_seen == [True] * 2
 
     def test_a_long_stream_of_weights_races_as_any_other(self, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tuner_module, "LONG_US", 0.0)
