@@ -4,11 +4,11 @@
 
 For a table that is swept and confirmed. Every own kernel that dispatch runs races itself: graphs of launches back to
 back, with PDL and without, over the same operands, replayed interleaved. The flag is set where a launch with PDL takes
-at least 2 % less, in fresh graphs over fresh operands `--instances` times; the first that says otherwise settles it.
-Where dispatch runs cuBLAS, and above 300 µs, where 2 % are more than a launch and a prologue take, it is 0 unmeasured.
-The table's times stay those without PDL. A plan takes some 10 ms of the device at most; the smallest come first, and
-those that a budget leaves out keep the flag they have. The flag says what is to be gained; whether dispatch uses it is
-the user's choice, cudal2.pdl.
+at least 0.5 % less, in fresh graphs over fresh operands `--instances` times; the first that says otherwise settles it.
+Where dispatch runs cuBLAS, and above 300 µs, where 0.5 % are more than a launch and a prologue take, it is 0
+unmeasured. The table's times stay those without PDL. A plan takes some 10 ms of the device at most, beside what
+settling it takes; the smallest come first, and those that a budget leaves out keep the flag they have. The flag says
+what is to be gained; whether dispatch uses it is the user's choice, cudal2.pdl.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ def test_the_flag_is_for_two_percent(gpu: FakeGpu, tmp_path: Path, gain: float, 
     ("gains", "instances", "flag", "raced"),
     [
         ([1.1, 1.1], 2, True, 2),
-        ([1.1, 1.01], 2, False, 2),
-        ([1.01, 1.1], 2, False, 1),  # settled by the first
+        ([1.1, 1.003], 2, False, 2),
+        ([1.003, 1.1], 2, False, 1),  # settled by the first
         ([1.1], 1, True, 1),
         ([1.1, 1.1, 1.0], 3, False, 3),
     ],
