@@ -141,6 +141,8 @@ def describe(spec: KernelSpec) -> str:
             parts.append("K can be split through a workspace")
         if spec.stream_k:
             parts.append("stream-K for what does not make whole waves")
+        if spec.swap:
+            parts.append("operands swapped")
         if spec.tma_store:
             parts.append("TMA stores")
     else:

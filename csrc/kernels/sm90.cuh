@@ -1,15 +1,20 @@
 // sm90: C = A @ B (+ bias) by TMA and WGMMA, fp16 or bf16 in and out, fp32 accumulation. Compute capability 9.0.
 //
 // Tile and pipeline. A CTA computes BM x BN of C, stepping BK through K. One producer warp fills `Stages` shared-memory
-// buffers by TMA (128-byte swizzle); `Consumers` warpgroups multiply from them (m64nBNk16). Cooperative: the
-// warpgroups share the tile's rows. Pingpong: each has its own BM x BN tile and they take tiles in turn, so that one's
-// epilogue runs under the other's mainloop. Where the accumulators are large the producer is a whole warpgroup, which
-// gives its registers to the consumers; elsewhere it is a single warp.
+// buffers by TMA (128-byte swizzle); `Consumers` warpgroups multiply from them (m64nNk16). Cooperative: the warpgroups
+// share the tile's rows. Pingpong: each has its own BM x BN tile and they take tiles in turn, so that one's epilogue
+// runs under the other's mainloop. Where the accumulators are large the producer is a whole warpgroup, which gives its
+// registers to the consumers; elsewhere it is a single warp.
+//
+// Swap. C^T = B^T @ A^T: wgmma's rows, multiples of 64, lie along N, and its columns along M, where a tile then has any
+// multiple of 8 rows: for problems that are narrow along M, or make more tiles than fill the SMs. The same buffers are
+// read, and accumulators are transposed on their way out (epilogue.cuh).
 //
 // Cluster. ClusterM x ClusterN CTAs share loads: each loads its slice of A and of B and multicasts it to the CTAs that
 // use it. Split CTAs share a tile by K: each sends its fp32 partial sums to the owners of its columns through
 // distributed shared memory, and each owner adds them in the order of K, so the same inputs give the same bits.
-// Workspace: up to 16 clusters, chosen at launch, share a tile by K through global memory, likewise in order.
+// Swapped, an owner's columns are rows of C. Workspace: up to 16 clusters, chosen at launch, share a tile by K through
+// global memory, likewise in order.
 //
 // Grid. One CTA per tile, or fewer CTAs that stride over the tiles (persistent; where no K is split). StreamK:
 // fewer CTAs, each with as many blocks to multiply as any other, whatever the number of tiles (sm90_work.cuh).

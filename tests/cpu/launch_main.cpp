@@ -26,6 +26,7 @@ struct Launch {
 };
 
 std::vector<Launch> launches;
+std::vector<cudal2::MatrixView> views;  // of tensor maps asked for
 int prepared = 0, device_in_use = 0;
 bool has_driver = true, has_handles = true;
 CUresult driver_says = CUDA_SUCCESS;
@@ -112,7 +113,10 @@ void* driver_function(const char* name) {
   if (std::strcmp(name, "cuLaunchKernelEx") != 0 || !has_driver) return nullptr;
   return reinterpret_cast<void*>(&launch_by_driver);
 }
-CUresult tensor_map(const MatrixView&, CUtensorMap*) { return CUDA_SUCCESS; }
+CUresult tensor_map(const MatrixView& view, CUtensorMap*) {
+  views.push_back(view);
+  return CUDA_SUCCESS;
+}
 cudaError_t WorkspaceLease::take(int, cudaStream_t, int64_t, Workspace*) { return cudaSuccess; }
 WorkspaceLease::~WorkspaceLease() = default;
 
@@ -214,6 +218,40 @@ void test_sharing() {
   check(unsupported_knobs(kernel, knobs, args) != nullptr, "more partial tiles than fit");
 }
 
+// In which boxes TMA moves the operands of an sm90 kernel.
+void test_boxes(Layout layout, int bm, int bn, bool swap, int rows_b, int columns_b, int rows_c, int columns_c) {
+  KernelInfo kernel = table[0];
+  kernel.bm = bm;
+  kernel.bn = bn;
+  kernel.bk = 64;
+  kernel.cluster_m = 2;
+  kernel.cluster_n = 1;
+  kernel.split = 1;
+  kernel.swap = swap;
+  kernel.tma_store = true;
+  GemmArgs args;
+  args.m = args.n = args.k = 4096;
+  args.layout = layout;
+  views.clear();
+  launches.clear();
+  check(launch_sm90(kernel, LaunchKnobs(), args, LaunchContext()) == 0 && launches.size() == 1, "launched");
+  check(views.size() == 3, "a map for each operand");
+  check(views[0].box_rows == bm && views[0].box_columns == 64, "A, of which each CTA loads its own rows");
+  check(views[1].box_rows == rows_b && views[1].box_columns == columns_b, "B, which two CTAs share");
+  check(views[2].box_rows == rows_c && views[2].box_columns == columns_c, "C");
+}
+
+void test_all_boxes() {
+  test_boxes(Layout::tn, 128, 192, false, 96, 64, 16, 64);
+  test_boxes(Layout::nn, 128, 192, false, 32, 64, 16, 64);
+  test_boxes(Layout::nn, 128, 96, false, 32, 32, 16, 32);
+  test_boxes(Layout::nn, 128, 144, false, 32, 64, 16, 16);
+  test_boxes(Layout::tn, 96, 64, true, 32, 64, 48, 16);
+  test_boxes(Layout::nn, 176, 128, true, 32, 64, 16, 16);
+  test_boxes(Layout::nn, 168, 128, true, 32, 64, 56, 16);
+  test_boxes(Layout::tn, 32, 64, true, 32, 64, 32, 16);
+}
+
 }  // namespace
 }  // namespace cudal2
 
@@ -225,6 +263,7 @@ int main(int count, char**) {
     cudal2::test_without_handles();
     cudal2::test_failed_preparation();
     cudal2::test_sharing();
+    cudal2::test_all_boxes();
   } else {
     check(cudal2::run(0) == nullptr && cudal2::is(launches[0], false, &stubs[0], 128, 1000, 4, false), "no driver");
   }

@@ -46,10 +46,10 @@ class Files:
 
 @pytest.mark.parametrize(
     ("gain", "flag"),
-    [(1.5, True), (1.021, True), (1.019, False), (1.0, False), (0.8, False)],
+    [(1.5, True), (1.007, True), (1.003, False), (1.0, False), (0.8, False)],
 )
 @pytest.mark.parametrize("before", [False, True])
-def test_the_flag_is_for_two_percent(gpu: FakeGpu, tmp_path: Path, gain: float, flag: bool, before: bool) -> None:
+def test_the_flag_is_for_half_a_percent(gpu: FakeGpu, tmp_path: Path, gain: float, flag: bool, before: bool) -> None:
     gpu.us, gpu.pdl_gain = {KERNELS[0]: 10.0}, {KERNELS[0]: gain}
     files = Files(tmp_path, _plan(KERNELS[0], flag=before))
     assert files.run() == 0

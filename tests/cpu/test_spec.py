@@ -26,6 +26,7 @@ WMMA = KernelSpec("wmma", "bf16", "nn", 32, 32, 64, 4, warps_m=2, warps_n=2)
         (replace(SM90, workspace=True), "sm90_f16_tn_128x256x64_s4_c2x1_coop2_ws"),
         (replace(SM90, tma_store=True, stream_k=True), "sm90_f16_tn_128x256x64_s4_c2x1_coop2_tma_sk"),
         (replace(SM90, tma_store=True, workspace=True), "sm90_f16_tn_128x256x64_s4_c2x1_coop2_tma_ws"),
+        (replace(SM90, bm=176, bn=128, swap=True), "sm90_f16_tn_176x128x64_s4_c2x1_coop2_swap"),
         (WMMA, "wmma_bf16_nn_32x32x64_s4_w2x2k1"),
         (DIRECT, "direct_f16_nn_16x32x128_w1x2k2"),
         (MULTISTAGE, "multistage_f16_nn_128x128x64_s3_w2x2k1"),
@@ -75,11 +76,23 @@ def test_parse_rejects_a_name_that_is_not_canonical() -> None:
         ({"schedule": "ping", "bn": 128, "workspace": True}, "not with ping"),
         ({"stream_k": True, "workspace": True}, "not with a split"),
         ({"bn": 72, "cluster_m": 2}, "8-row"),
+        ({"swap": True, "bn": 96}, "bn=96: each of the consumers needs a multiple of 64 rows"),
+        ({"swap": True, "bm": 100, "bn": 128}, "bm=100; expected a multiple of 8"),
+        ({"swap": True, "bm": 264, "bn": 128, "stages": 2}, "bm=264; expected a multiple of 8, 8 to 256"),
+        ({"swap": True, "bm": 88, "bn": 128, "cluster_n": 2}, "8-row"),
     ],
 )
 def test_rules_reject_what_cannot_compile(change: dict[str, object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         replace(SM90, **change).validate()  # type: ignore[arg-type]
+
+
+def test_a_swapped_kernel_is_its_mirror_image() -> None:
+    wide = replace(SM90, bm=128, bn=176, cluster_m=1, cluster_n=2, schedule="ping", tma_store=True)
+    high = replace(wide, bm=176, bn=128, cluster_m=2, cluster_n=1, swap=True)
+    high.validate()
+    for field in ("accumulator_rows", "accumulator_columns", "accumulator_registers", "smem_bytes", "threads"):
+        assert getattr(high, field) == getattr(wide, field), field
 
 
 @pytest.mark.parametrize("change", [{"bm": 24}, {"bk": 24}, {"warps_k": 16}, {"cluster_m": 2}, {"stages": 40}])
