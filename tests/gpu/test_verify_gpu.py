@@ -33,6 +33,7 @@ def _sample() -> list[str]:
                 spec.stream_k,
                 spec.workspace,
                 spec.tma_store,
+                spec.swap,
                 spec.vector,
             ),
             [],
