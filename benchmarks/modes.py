@@ -26,7 +26,7 @@ import torch
 
 from benchmarks.clocks import Clocks
 from benchmarks.guard import Call
-from cudal2.search.measure import LONG_US, Operands, Stopwatch, launches_for
+from cudal2.search.measure import LONG_US, MOST_LAUNCHES, REPLAY_US, Operands, Stopwatch, launches_for
 from cudal2.shapes import Shape
 
 DEVICE = ("graph", "isolated", "cold", "sustained")
@@ -39,7 +39,6 @@ Name = tuple[str, str]
 Samples = dict[Name, list[float]]
 """µs per call."""
 
-REPLAY_US, MOST_LAUNCHES = 250.0, 50
 LARGE_US = 1000.0
 """From here on fewer rounds do: noise is relatively small."""
 
@@ -166,7 +165,8 @@ class Cold:
         if not self.flushed:
             return graph(watch, graphs, rounds, us)
         flush = watch.calls(lambda _: torch.amax(self._flush, dim=1, out=self._sink), 1)
-        return watch.race({name: captured.graph for name, captured in graphs.items()}, rounds, before=flush)
+        contenders = {name: captured.graph for name, captured in graphs.items()}
+        return watch.race(contenders, rounds, before=flush, settled=us >= LONG_US)
 
 
 # Wall-clock modes -----------------------------------------------------------------------------------------------------

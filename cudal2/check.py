@@ -7,6 +7,7 @@ which torch does not have, it comes from how rounding errors add up.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -81,3 +82,20 @@ class Bound:
         if not own[1] <= self.rms:
             return f"rms error {own[1]:.4g} over {self.rms:.4g} ({self.origin})"
         return None
+
+
+class Judge:
+    """Says whether kernels compute c = a @ b rightly: within Bound on this data, by torch.matmul's own errors there."""
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, dtype: str):
+        self._c, self._wanted = c, reference(a, b)
+        torch.matmul(a, b, out=c)
+        numbers = torch.cat([errors(c, self._wanted), magnitude(self._wanted)]).tolist()
+        self._bound = Bound.of((numbers[0], numbers[1]), (numbers[2], numbers[3]), dtype, a.shape[1])
+
+    def problem(self, run: Callable[[], object]) -> str | None:
+        """What is wrong with what `run` writes to c; None: nothing."""
+        self._c.fill_(float("nan"))
+        run()
+        error_max, error_rms = errors(self._c, self._wanted).tolist()
+        return self._bound.problem((error_max, error_rms))

@@ -284,9 +284,13 @@ class KernelSpec:
             return "stream_k: not with a split"
         if self.bm % (8 * self.cluster_n):
             return f"cluster_n={self.cluster_n}: slices of A need 8-row alignment"
+        if self.bm > 256 * self.cluster_n:
+            return f"bm={self.bm}: each of {self.cluster_n} CTAs loads at most 256 rows of A at once"
         b_rows = self.bn if self.layout == "tn" else self.bk
         if b_rows % (8 * self.cluster_m):
             return f"cluster_m={self.cluster_m}: slices of B need 8-row alignment"
+        if b_rows > 256 * self.cluster_m:
+            return f"{b_rows} rows of B: each of {self.cluster_m} CTAs loads at most 256 of them at once"
         return None
 
     def _wmma_problem(self) -> str | None:

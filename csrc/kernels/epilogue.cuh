@@ -1,5 +1,5 @@
 // From wgmma accumulators to global memory: bias in fp32, one rounding, then through staging buffers of each warp, so
-// that rows leave in whole lines.
+// that rows leave in whole lines, or 32 bytes at a time where the operands are swapped.
 #pragma once
 
 #include "kernels/element.cuh"
@@ -107,7 +107,7 @@ struct TmaStore {
   }
 };
 
-// The same by the warp's own stores, 16 bytes a lane in whole lines: the last tile's rows are out sooner.
+// The same by the warp's own stores, 16 bytes a lane: the last tile's rows are out sooner.
 template <class T, class Buffer, int Bytes>
 struct DirectStore {
   static constexpr int kBuffers = Bytes / Buffer::kBytes;

@@ -88,7 +88,7 @@ struct Sm90Config {
   static_assert(!kPingpong || (kConsumers == 2 && kSplit == 1));
   static_assert(!kWorkspace || (!kPingpong && kSplit == 1));
   static_assert(!kStreamK || (!kWorkspace && kSplit == 1));
-  static_assert(kBoxRowsA % 8 == 0 && kBoxRowsB % 8 == 0);
+  static_assert(kBoxRowsA % 8 == 0 && kBoxRowsB % 8 == 0 && kBoxRowsA <= 256 && kBoxRowsB <= 256);
 };
 
 // One warpgroup's accumulators, in the order of wgmma: by blocks of 64 rows, of 8 columns.

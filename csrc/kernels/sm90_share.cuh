@@ -1,8 +1,9 @@
 // How CTAs of the sm90 kernel share the K of a tile: within a cluster (reduce_and_store), through the workspace
-// (SharedTile, share_and_store), or with the CTA before and after (StreamedTile).
+// (share_and_store; SharedTile in sm90_meet.cuh), or with the CTA before and after (StreamedTile).
 #pragma once
 
 #include "kernels/sm90_config.cuh"
+#include "kernels/sm90_meet.cuh"
 
 namespace cudal2 {
 
@@ -57,47 +58,16 @@ __device__ __forceinline__ void reduce_and_store(const Accumulator<Config>& accu
   }
 }
 
-// A tile whose K is shared by `parts` CTAs through the workspace. Each leaves its partial sums there, says so, waits
-// for the others and adds up its slice of the tile. Waiting is bounded, for the others may be behind this one in the
-// queue for an SM: then its slice is left to whoever departs last, when all have come. Who adds up what, never in which
-// order, depends on time.
-//
-// The tile's word counts arrivals in bits 0-7 and departures in bits 8-15; bit 16 + p says that part p's slice is left
-// to the last, which sets the word back to 0. One thread of the CTA sees to it, between barriers behind the CTA's
-// writes and ahead of its reads: its release and acquire then hold for all of them. An arrival asks for no answer, and
-// the answer to a departure is not needed before the own slice is done: each would take as long as a load.
-struct SharedTile {
-  // About 30 µs: several times what CTAs that run together are apart. Giving up costs the last one's extra sums.
-  static constexpr int kPolls = 32;
-
+// A tile's word of the workspace, as one thread of a CTA sees it.
+struct SharedWord {
   uint32_t* word;
-  int part, parts;
 
-  __device__ __forceinline__ void arrive() const { ptx::reduce_add_release(word, 1); }
-
-  // Waits for the others; whether they came in time.
-  __device__ __forceinline__ bool all_arrived() const {
-#pragma unroll 1
-    for (int poll = 0; poll < kPolls; ++poll) {
-      if (static_cast<int>(ptx::load_acquire(word) & 0xFF) == parts) return true;
-      __nanosleep(20);
-    }
-    return false;
-  }
-
-  // Departs, leaving the own slice to the last unless `in_time`. Returns the word as it was.
-  __device__ __forceinline__ uint32_t depart(bool in_time) const {
-    return ptx::atomic_add_relaxed(word, (1u << 8) + (in_time ? 0 : 1u << (16 + part)));
-  }
-
-  // The slices, a bit each, that are left to this CTA: none unless it was the last to depart.
-  __device__ __forceinline__ uint32_t left(uint32_t before, bool in_time) const {
-    if (static_cast<int>(before >> 8 & 0xFF) + 1 != parts) return 0;
-    *static_cast<volatile uint32_t*>(word) = 0;
-    const uint32_t slices = before >> 16 | (in_time ? 0 : 1u << part);
-    if (slices != 0) __threadfence();  // those who left them have departed, and so arrived before
-    return slices;
-  }
+  __device__ __forceinline__ void add_release(uint32_t value) const { ptx::reduce_add_release(word, value); }
+  __device__ __forceinline__ uint32_t add(uint32_t value) const { return ptx::atomic_add_relaxed(word, value); }
+  __device__ __forceinline__ uint32_t load_acquire() const { return ptx::load_acquire(word); }
+  __device__ __forceinline__ void clear() const { *static_cast<volatile uint32_t*>(word) = 0; }
+  __device__ __forceinline__ static void pause() { __nanosleep(20); }
+  __device__ __forceinline__ static void fence() { __threadfence(); }
 };
 
 // Stores a warp's 16 x 8 block of sums, four a thread as in an accumulator, at (row, column) of C; with `Swap` its
@@ -178,7 +148,7 @@ __device__ __forceinline__ void share_and_store(const Accumulator<Config>& accum
   }
   ptx::named_barrier_sync(kConsumersBarrier, kThreads);
 
-  const SharedTile shared{params.words + number, part, parts};
+  const SharedTile<SharedWord> shared{{params.words + number}, part, parts};
   bool in_time = false;
   uint32_t before = 0;
   if (thread == 0) {

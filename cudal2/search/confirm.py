@@ -6,12 +6,14 @@
 A sweep keeps the fastest of many, so its winners are a little flattered, and one graph of a kernel can differ from the
 next by more than its replays do (where its buffers lie). So each plan is timed in fresh graphs over fresh operands,
 `--instances` times, interleaved with torch. Rivals, the plans of other tables and the best of a sweep's log, of either
-dtype, take part in the same races; the fastest over all instances becomes the plan. Dispatch then runs the own kernel
+dtype, take part in the same races; the fastest over all instances that computes rightly becomes the plan, with the
+times that chose it: confirm again without rivals for times that are not flattered. Dispatch then runs the own kernel
 only where the median speed-up over the sweep's figure and the new ones is a gain and no new one loses more than 3 %.
 The table's times become the new medians.
 
 Kernels rank differently at the clock of a device that has rested and at that of one that has settled to its power
-(measure): every other instance of a long product is of the one, the rest of the other, and what counts is their mean.
+(measure). So every other instance of a long product begins rested, if its race is over before that matters; all others
+begin settled, and what counts is the mean. The log's column `clock` says which.
 """
 
 from __future__ import annotations
@@ -22,21 +24,22 @@ import math
 import statistics
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
 
-from cudal2 import plans, progress, tools
+from cudal2 import check, plans, progress, tools
 from cudal2.plans import Plan
 from cudal2.search import journal, measure, provenance
 from cudal2.search.journal import Candidate
+from cudal2.search.measure import MOST_LAUNCHES, REPLAY_US, native_knobs
 from cudal2.search.tuner import OWN_MARGIN
-from cudal2.spec import KernelSpec
+from cudal2.spec import KernelSpec, SpecError
 
 WORST_LOSS = 0.97
-REPLAY_US, MOST_LAUNCHES = 250.0, 50
 
 Problem = tuple[str, int, int, int]
 """layout, m, n, k."""
@@ -65,9 +68,12 @@ def main(argv: list[str] | None = None) -> int:
     except (OSError, plans.PlanError) as error:
         print(f"confirm: {error}", file=sys.stderr)
         return 2
-    confirmed = _confirm(table, rivals, options)
-    table.header["confirmed"] = f"{len(confirmed)} of {len(table.plans)} plans, {options.instances} instances"
-    plans.write(options.table, table)
+    confirmed: list[Plan] = []
+    try:
+        _confirm(table, rivals, options, confirmed)
+    finally:  # what there is, should the device fail
+        table.header["confirmed"] = f"{len(confirmed)} of {len(table.plans)} plans, {options.instances} instances"
+        plans.write(options.table, table)
     print(summary(confirmed))
     return 0
 
@@ -98,23 +104,29 @@ def contenders(plan: Plan, rivals: Sequence[Candidate], compiled: set[str]) -> l
     """The plan's kernel and its rivals for the plan's dtype, without programmatic dependent launch: those compiled."""
     found: dict[Candidate, None] = {}
     for candidate in (Candidate(plan.kernel, plan.knobs), *rivals):
-        name = KernelSpec.parse(candidate.kernel).variant(plan.key.dtype, plan.key.layout).name
+        try:
+            name = KernelSpec.parse(candidate.kernel).variant(plan.key.dtype, plan.key.layout).name
+        except SpecError:  # of an earlier version
+            continue
         if name in compiled:
             found[Candidate(name, replace(candidate.knobs, pdl=False))] = None
     return list(found)
 
 
 def _confirm(
-    table: plans.Table, rivals: Mapping[Problem, Sequence[Candidate]], options: argparse.Namespace
-) -> list[Plan]:
+    table: plans.Table,
+    rivals: Mapping[Problem, Sequence[Candidate]],
+    options: argparse.Namespace,
+    confirmed: list[Plan],
+) -> None:
+    """Replaces plans of the table by confirmed ones, and adds these to `confirmed`."""
     end = time.monotonic() + options.budget_seconds
     compiled = set(tools.kernel_names())
-    confirmed: list[Plan] = []
     with open(options.log, "w", newline="") as file:
         header = {**provenance.provenance(), "mode": "graph, PDL off", "table": table.header.get("commit", "unknown")}
         file.writelines(f"# {name}: {value}\n" for name, value in header.items())
         log = csv.writer(file, lineterminator="\n")
-        log.writerow([*plans.COLUMNS[:10], "instance", "us", "torch_us"])
+        log.writerow([*plans.COLUMNS[:10], "instance", "clock", "us", "torch_us"])
         for dtype in sorted({key.dtype for key in table.plans if options.dtype in (None, key.dtype)}):
             rows = [plan for key, plan in table.plans.items() if key.dtype == dtype]
             pool = measure.Pool(dtype, [plan.key.shape for plan in rows], options.seed)
@@ -122,21 +134,30 @@ def _confirm(
             for plan in progress.bar(rows, "plan"):
                 if time.monotonic() > end:
                     print(f"confirm: budget spent after {len(confirmed)} plans", file=sys.stderr)
-                    break
+                    return
                 candidates = contenders(plan, rivals.get(plan.key[1:], ()), compiled)
                 runs = [
                     instance(watch, pool, plan, candidates, options.rounds, rested=index % 2 == 1)
                     for index in range(options.instances)
                 ]
-                for index, (times, torch_us) in enumerate(runs):
-                    for candidate, us in times.items():
-                        knobs = candidate.knobs.fields[:4]
-                        log.writerow([*plan.key, candidate.kernel, *knobs, index, f"{us:.3f}", f"{torch_us:.3f}"])
-                if winner := fastest(plan, runs):
+                for index, run in enumerate(runs):
+                    for candidate, us in run.times.items():
+                        how = [*candidate.knobs.fields[:4], index, run.clock]
+                        log.writerow([*plan.key, candidate.kernel, *how, f"{us:.3f}", f"{run.torch_us:.3f}"])
+                if winner := fastest(plan, runs, partial(computes_rightly, watch, pool, plan)):
                     table.plans[plan.key] = winner
                     confirmed.append(winner)
             del pool
-    return confirmed
+
+
+@dataclass(frozen=True)
+class Instance:
+    """µs of candidates and of torch.matmul in one race, and the clock that it began at: settled, rested, or none that
+    matters."""
+
+    times: Mapping[Candidate, float]
+    torch_us: float
+    clock: str = ""
 
 
 def instance(
@@ -146,11 +167,11 @@ def instance(
     candidates: Iterable[Candidate],
     rounds: int,
     rested: bool = False,
-) -> tuple[dict[Candidate, float], float]:
-    """µs of the candidates and of torch.matmul, over operands and graphs made for this measurement.
+) -> Instance:
+    """A race of the candidates and torch.matmul, over operands and graphs made for this measurement.
 
-    Candidates that cannot run the problem are left out. A long product's race begins settled, or `rested` and ends
-    before that matters.
+    Candidates that cannot run the problem are left out. A long product's race begins `rested` if it is so short that it
+    ends before that matters, else settled.
     """
     operands = pool.operands(plan.key.shape, plan.key.layout)
     expected = min(plan.measured)
@@ -160,29 +181,48 @@ def instance(
         for candidate in candidates:
             try:
                 graphs[candidate] = watch.kernel(candidate.kernel, candidate.knobs, [operands.gemm()], launches)
-            except ValueError:
+            except (ValueError, RuntimeError):
                 continue
         baseline = Candidate("torch")
         graphs[baseline] = watch.matmul(operands, launches)
         rounds = rounds if expected < 1000 else max(3, rounds // 2)
-        long = expected >= measure.LONG_US
-        if long and rested:
-            rounds = max(1, min(rounds, int(measure.RESTED_US / (len(graphs) * launches * expected))))
+        clock = "settled" if expected >= measure.LONG_US else ""
+        short_rounds = int(measure.RESTED_US / (len(graphs) * launches * expected))
+        if clock and rested and short_rounds >= 2:
+            clock, rounds = "rested", min(rounds, short_rounds)
             watch.rest()
-        times = watch.medians(graphs, rounds, settled=long and not rested)
-    return times, times.pop(baseline)
+        times = watch.medians(graphs, rounds, settled=clock == "settled")
+    return Instance(times, times.pop(baseline), clock)
 
 
-def fastest(plan: Plan, runs: Sequence[tuple[Mapping[Candidate, float], float]]) -> Plan | None:
-    """The plan of the candidate that was fastest over all runs; None if none took part in all."""
-    common = [candidate for candidate in runs[0][0] if all(candidate in times for times, _ in runs)]
-    if not common:
-        return None
-    best = min(common, key=lambda candidate: statistics.geometric_mean([times[candidate] for times, _ in runs]))
-    pairs = [(times[best], torch_us) for times, torch_us in runs]
-    if best == Candidate(plan.kernel, replace(plan.knobs, pdl=False)):
-        return decide(plan, pairs, [plan.speedup])
-    return decide(replace(plan, kernel=best.kernel, knobs=best.knobs), pairs)
+def computes_rightly(watch: measure.Stopwatch, pool: measure.Pool, plan: Plan, candidate: Candidate) -> bool:
+    """Whether a candidate's result is within check.Bound on random data."""
+    operands = pool.operands(plan.key.shape, plan.key.layout)
+
+    def run() -> None:
+        watch.timer.launch(candidate.kernel, native_knobs(candidate.knobs), operands.gemm())
+        watch.synchronize(timeout_s=10.0)
+
+    with watch.scope():
+        return check.Judge(operands.a, operands.b, operands.c, operands.dtype).problem(run) is None
+
+
+def fastest(plan: Plan, runs: Sequence[Instance], is_right: Callable[[Candidate], bool]) -> Plan | None:
+    """The plan of the candidate that was fastest over all runs; None if none took part in all.
+
+    The plan's own kernel was checked when it was tuned; of rivals those count that are right.
+    """
+    common = [candidate for candidate in runs[0].times if all(candidate in run.times for run in runs)]
+    common.sort(key=lambda candidate: statistics.geometric_mean([run.times[candidate] for run in runs]))
+    own = Candidate(plan.kernel, replace(plan.knobs, pdl=False))
+    for best in common:
+        if best != own and not is_right(best):
+            continue
+        pairs = [(run.times[best], run.torch_us) for run in runs]
+        if best == own:
+            return decide(plan, pairs, [plan.speedup])
+        return decide(replace(plan, kernel=best.kernel, knobs=best.knobs), pairs)
+    return None
 
 
 def decide(plan: Plan, pairs: Iterable[tuple[float, float]], earlier: Sequence[float] = ()) -> Plan:

@@ -16,6 +16,7 @@ from cudal2.plans import Key, Knobs
 COLUMNS = ["dtype", "layout", "m", "n", "k", "kernel", "group", "raster", "ctas", "split", "pdl", "us", "stage", "note"]
 CRASH = "crash"
 RANKED_STAGES = ("top", "knobs", "final")
+CHECK = "check"
 
 
 @dataclass(frozen=True)
@@ -99,9 +100,15 @@ def read(path: str | Path) -> Iterable[Entry]:
 
 
 def best(path: str | Path, top: int) -> dict[tuple[str, int, int, int], list[Candidate]]:
-    """By (layout, m, n, k), the `top` candidates that ranked fastest in a log, one entry per kernel, fastest first."""
+    """By (layout, m, n, k), the `top` candidates that ranked fastest in a log, one entry per kernel, fastest first.
+
+    Not those that computed wrongly, whatever their knobs.
+    """
     found: dict[tuple[str, int, int, int], dict[str, tuple[int, float, Candidate]]] = defaultdict(dict)
+    wrong: set[str] = set()
     for entry in read(path):
+        if entry.us is None and entry.stage == CHECK:
+            wrong.add(entry.candidate.kernel)
         if entry.us is None or entry.stage not in RANKED_STAGES or "_" not in entry.candidate.kernel:
             continue
         if entry.candidate.kernel.startswith("lt"):
@@ -112,7 +119,9 @@ def best(path: str | Path, top: int) -> dict[tuple[str, int, int, int], list[Can
         if old is None or rank[:2] < old[:2]:
             kernels[entry.candidate.kernel] = rank
     return {
-        key: [rank[2] for rank in sorted(kernels.values(), key=lambda rank: rank[:2])][:top]
+        key: [rank[2] for rank in sorted(kernels.values(), key=lambda rank: rank[:2]) if rank[2].kernel not in wrong][
+            :top
+        ]
         for key, kernels in found.items()
     }
 

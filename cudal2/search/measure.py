@@ -15,7 +15,6 @@ import math
 import random
 import statistics
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -33,11 +32,14 @@ K = TypeVar("K", bound=Hashable)
 LONG_US = 20.0
 """From here on a product is long: races of it begin settled."""
 
-SETTLED_US, SETTLED_WITHIN_S = 40_000.0, 0.06
-"""A device is settled that has worked so long within this time."""
+SETTLED_US, SETTLED_FOR_S = 40_000.0, 0.01
+"""A device is settled that has worked so long without a break, and stays so for this long after a settled race."""
 
-REST_S, RESTED_US = 0.025, 15_000.0
+REST_S, RESTED_US = 0.05, 15_000.0
 """A device that has rested so long keeps its clock for so much work."""
+
+REPLAY_US, MOST_LAUNCHES = 250.0, 50
+"""What a replay takes whose figure is reported, and the launches that it holds at most."""
 
 
 @dataclass(frozen=True)
@@ -121,7 +123,7 @@ class Stopwatch:
         self.busy_us = 0.0
         """Device time of all races so far."""
         self._random = random.Random(seed)
-        self._recent: deque[tuple[float, float]] = deque()  # of each race: when it ended, and how long it took in µs
+        self._settled_at = -math.inf  # when the last race ended that was settled
 
     def scope(self) -> AbstractContextManager[Any]:
         """Makes the timing stream torch's current one: work on operands then needs no synchronization with it."""
@@ -166,8 +168,8 @@ class Stopwatch:
         """µs per launch of each replay, by contender: `rounds` replays each, in a new random order every round.
 
         `before` is a graph to replay, untimed, before each of them. `settled`: first keep the device busy with the same
-        graphs, unless it has just been. Raises RuntimeError on a kernel's own error, or if the device does not finish
-        in time.
+        graphs, unless a settled race has only just ended. Raises RuntimeError on a kernel's own error, or if the device
+        does not finish in time.
         """
         if settled:
             self._settle(graphs, timeout_s, before)
@@ -187,26 +189,24 @@ class Stopwatch:
                 times[names[index]].append(us)
             busy += us * natives[index].launches
         self.busy_us += busy
-        self._recent.append((time.monotonic(), busy))
+        self._settled_at = time.monotonic() if settled else -math.inf
         return times
 
     def rest(self) -> None:
         """Let the device recover the clock that it has at rest."""
         self.synchronize()
         time.sleep(REST_S)
+        self._settled_at = -math.inf
 
     def _settle(self, graphs: Mapping[K, Any], timeout_s: float, before: Any) -> None:
         """Race until the device is settled: once, and as often again as by the time of that it takes."""
-        while self._recent and self._recent[0][0] < time.monotonic() - SETTLED_WITHIN_S:
-            self._recent.popleft()
-        missing = SETTLED_US - sum(busy for _, busy in self._recent)
-        if missing <= 0 or not graphs:
+        if not graphs or time.monotonic() - self._settled_at <= SETTLED_FOR_S:
             return
         start = self.busy_us
         self.race(graphs, 1, timeout_s, before)
         once = self.busy_us - start
-        if 0 < once < missing:
-            self.race(graphs, math.ceil(missing / once) - 1, timeout_s, before)
+        if 0 < once < SETTLED_US:
+            self.race(graphs, math.ceil(SETTLED_US / once) - 1, timeout_s, before)
 
     def medians(self, graphs: Mapping[K, Any], rounds: int, settled: bool = False) -> dict[K, float]:
         """The median of `race` by contender."""

@@ -29,7 +29,7 @@ from cudal2.search import confirm, measure
 from cudal2.search.journal import Candidate, Entry, Journal
 
 GAIN = 1.005
-"""The least gain, as time without PDL over time with it, in every instance: what noise leaves of a settled race."""
+"""The least gain, as time without PDL over time with it, in every instance: about the noise of such a race."""
 MOST_US = 300.0
 """Kernels that take longer are not measured."""
 ROUNDS = 5

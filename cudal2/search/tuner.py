@@ -13,13 +13,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
-
-import torch
 
 from cudal2 import check, plans
 from cudal2.plans import Key, Knobs, Plan
-from cudal2.search import cost, cublaslt, knobs, measure
+from cudal2.search import cost, cublaslt, journal, knobs, measure
 from cudal2.search.journal import Candidate, Entry
 from cudal2.search.measure import Operands, Stopwatch, launches_for, native_knobs
 from cudal2.spec import KernelSpec
@@ -27,7 +26,7 @@ from cudal2.spec import KernelSpec
 OWN_MARGIN = 0.995
 """Dispatch runs the own kernel only where it measured at most this times torch.matmul."""
 
-LONG_US, MOST_LONG, LONG_GRAPH_US = 60.0, 12, 200.0
+TENSOR_LONG_US, MOST_LONG, LONG_GRAPH_US = 60.0, 12, 200.0
 """Products of this length that the tensor cores bound run at a clock that power sets: one kernel's times differ by more
 than kernels do. So only so many are timed, in graphs of this length, all in one race of more rounds; the best three and
 other tile orders of the best are finalists."""
@@ -102,6 +101,7 @@ class _Run:
         self.gemm = operands.gemm()
         self.deadline = time.monotonic() + tuner.seconds
         self.refused: set[Candidate] = set()
+        self.expected = 0.0
         self.long = False
 
     def plan(self, seeds: list[Candidate] | None) -> Plan | None:
@@ -115,9 +115,9 @@ class _Run:
             candidates = [started for spec in specs if (started := self.start(spec)) is not None]
         if self.careful:
             self.try_each(candidates)
-        expected = min((self.predict(self.spec(c)) for c in candidates), default=0.0)
-        self.long = self.is_long(expected)
-        launches = launches_for(expected, LONG_GRAPH_US) if self.long else launches_for(expected)
+        self.expected = min((self.predict(self.spec(c)) for c in candidates), default=0.0)
+        self.long = self.is_long(self.expected)
+        launches = launches_for(self.expected, LONG_GRAPH_US) if self.long else launches_for(self.expected)
         if seeds:
             ranking = self.stage("top", candidates, launches, 5 if self.long else 3)
         elif self.long:
@@ -141,7 +141,7 @@ class _Run:
 
     def is_long(self, us: float) -> bool:
         """Whether power bounds a product of about `us`: memory does not."""
-        return us > LONG_US and cost.hbm_us(self.key.shape) < us / 2
+        return us > TENSOR_LONG_US and cost.hbm_us(self.key.shape) < us / 2
 
     def start(self, spec: KernelSpec) -> Candidate | None:
         """A kernel with the knobs to try first; None if it cannot run the problem."""
@@ -196,21 +196,14 @@ class _Run:
 
     def right_ones(self, ranking: list[Candidate], count: int) -> list[Candidate]:
         """The first `count` of the ranking that compute rightly: within check.Bound on this random data."""
-        a, b, c = self.operands.a, self.operands.b, self.operands.c
-        wanted = check.reference(a, b)
-        torch.matmul(a, b, out=c)
-        numbers = torch.cat([check.errors(c, wanted), check.magnitude(wanted)]).tolist()
-        bound = check.Bound.of((numbers[0], numbers[1]), (numbers[2], numbers[3]), self.key.dtype, self.key.k)
+        judge = check.Judge(self.operands.a, self.operands.b, self.operands.c, self.key.dtype)
         passed: list[Candidate] = []
         for candidate in ranking:
             if len(passed) == count:
                 break
-            c.fill_(float("nan"))
-            self.run_alone(candidate, "check")
-            error_max, error_rms = check.errors(c, wanted).tolist()
-            problem = bound.problem((error_max, error_rms))
+            problem = judge.problem(partial(self.run_alone, candidate, journal.CHECK))
             if problem:
-                self.refuse(candidate, "check", problem)
+                self.refuse(candidate, journal.CHECK, problem)
             else:
                 passed.append(candidate)
         return passed
@@ -253,7 +246,7 @@ class _Run:
             return {}
         try:
             seen = [entry.us for entry in self.tuner.entries if entry.us is not None]
-            settled = self.long or min(seen, default=0.0) >= measure.LONG_US
+            settled = min(seen, default=self.expected) >= measure.LONG_US
             times = self.watch.medians(graphs, rounds, settled=settled)
         except RuntimeError as error:
             raise DeviceFailure(f"{stage} of {self.key}: {error}") from error

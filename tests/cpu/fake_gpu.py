@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import random
-from collections import deque
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -194,7 +194,7 @@ class FakeWatch(measure.Stopwatch):
         self.device = 0
         self.sms = 132
         self._random = random.Random(0)
-        self._recent = deque()
+        self._settled_at = -math.inf
 
     def calls(self, call: Callable[[int], object], launches: int, warm: bool = True) -> Any:
         self.timer.queued_us = TORCH_US

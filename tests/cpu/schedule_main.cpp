@@ -1,5 +1,5 @@
 // Exits with 0 if tile orders visit each tile once, group by group, Divisor divides as the processor does, and the
-// units of work of a grid's clusters make every tile once.
+// units of work of a grid's clusters make every tile once, and CTAs that share a tile add up each slice of it once.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/schedule.cuh"
+#include "kernels/sm90_meet.cuh"
 #include "kernels/sm90_work.cuh"
 
 using cudal2::Divisor;
@@ -109,6 +110,90 @@ static void streams(int tiles, int blocks, int clusters) {
   require(run == 0 || *most - *least <= 1, "equal shares", *least, *most);
 }
 
+struct Word {
+  uint32_t* value;
+
+  void add_release(uint32_t more) const { *value += more; }
+  uint32_t add(uint32_t more) const {
+    *value += more;
+    return *value - more;
+  }
+  uint32_t load_acquire() const { return *value; }
+  void clear() const { *value = 0; }
+  static void pause() {}
+  static void fence() {}
+};
+
+// CTAs that share a tile, each somewhere between its arrival and its end; the next step is any one's.
+struct Meeting {
+  struct Cta {
+    int step = 0;
+    bool in_time = false;
+    uint32_t before = 0, slices = 0;
+  };
+  uint32_t word = 0;
+  std::vector<Cta> ctas;
+
+  void advance(int part) {
+    const cudal2::SharedTile<Word> shared{{&word}, part, static_cast<int>(ctas.size())};
+    Cta& cta = ctas[part];
+    switch (cta.step++) {
+      case 0:
+        shared.arrive();
+        break;
+      case 1:
+        cta.in_time = shared.all_arrived();
+        break;
+      case 2:
+        cta.before = shared.depart(cta.in_time);
+        break;
+      default:
+        cta.slices = (cta.in_time ? 1u << part : 0) | shared.left(cta.before, cta.in_time);
+    }
+  }
+};
+
+// Goes through every order of steps; returns how many there are, and counts those in which a slice was left.
+static int meetings(const Meeting& meeting, int* left) {
+  int orders = 0;
+  for (int part = 0; part < static_cast<int>(meeting.ctas.size()); ++part) {
+    if (meeting.ctas[part].step == 4) continue;
+    Meeting next = meeting;
+    next.advance(part);
+    orders += meetings(next, left);
+  }
+  if (orders > 0) return orders;
+  uint32_t added = 0;
+  bool gave_up = false;
+  for (const Meeting::Cta& cta : meeting.ctas) {
+    require((added & cta.slices) == 0, "a slice added up twice", added, cta.slices);
+    added |= cta.slices;
+    gave_up |= !cta.in_time;
+  }
+  require(added == (1u << meeting.ctas.size()) - 1, "slices added up", added, meeting.ctas.size());
+  require(meeting.word == 0, "the word afterwards", meeting.word, 0);
+  *left += gave_up;
+  return 1;
+}
+
+static void meets(int parts, int wanted) {
+  Meeting meeting;
+  meeting.ctas.resize(parts);
+  int left = 0;
+  const int orders = meetings(meeting, &left);
+  require(orders == wanted && left > 0 && left < orders, "orders of steps, some with a slice left", orders, left);
+}
+
+// Sixteen, each of which has given up and gone before the next one comes.
+static void meets_in_turn() {
+  Meeting meeting;
+  meeting.ctas.resize(16);
+  for (int part = 0; part < 16; ++part) {
+    for (int step = 0; step < 4; ++step) meeting.advance(part);
+  }
+  require(meeting.ctas[15].slices == 0xFFFF && meeting.word == 0, "all left to the last", meeting.ctas[15].slices, 0);
+}
+
 int main() {
   constexpr int kLargest = 2147483647;
   for (int divisor = 1; divisor <= 4096; ++divisor) {
@@ -154,6 +239,9 @@ int main() {
       for (int blocks : {1, 2, 7, 64, 257}) streams(tiles, blocks, clusters);
     }
   }
+  meets(2, 70);
+  meets(3, 34650);
+  meets_in_turn();
   require(cudal2::streamed_tiles(133, 132, 1 << 20) == 0, "a run too long for an int", 133, 132);
   return 0;
 }

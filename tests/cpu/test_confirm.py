@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -58,7 +59,8 @@ def test_a_flagged_plan_is_confirmed_without_pdl(monkeypatch: pytest.MonkeyPatch
     flagged = replace(plan(3.0, 4.0), knobs=Knobs(pdl=True))
     pool = Pool("f16", [flagged.key.shape], seed=0, device="cpu")
     (candidate,) = confirm.contenders(flagged, (), {KERNEL})
-    assert confirm.instance(FakeWatch(gpu), pool, flagged, [candidate], rounds=3) == ({candidate: 3.0}, TORCH_US)
+    found = confirm.instance(FakeWatch(gpu), pool, flagged, [candidate], rounds=3)
+    assert found == confirm.Instance({candidate: 3.0}, TORCH_US)
 
 
 def _table(kernel: str, dtype: str, **knobs: int) -> plans.Table:
@@ -101,10 +103,90 @@ def test_rivals_of_either_dtype_compete_and_the_fastest_becomes_the_plan(
     ]
 
 
+@pytest.mark.parametrize(
+    ("us", "clocks", "rounds"),
+    [
+        (5.0, ["", ""], [7, 7]),
+        (100.0, ["settled", "rested"], [7, 7]),
+        (2900.0, ["settled", "rested"], [3, 2]),
+        (6000.0, ["settled", "settled"], [3, 3]),  # a round of it is too long for a rested device
+    ],
+)
+def test_long_products_are_confirmed_at_both_clocks(
+    monkeypatch: pytest.MonkeyPatch, us: float, clocks: list[str], rounds: list[int]
+) -> None:
+    gpu = install(monkeypatch)
+    gpu.us = {KERNEL: us}
+    watch = FakeWatch(gpu)
+    events: list[object] = []
+    race = watch.race
+    monkeypatch.setattr(watch, "rest", lambda: events.append("rest"))
+
+    def seen(graphs: Any, count: int, *rest: Any, **options: Any) -> Any:
+        if "settled" in options:
+            events.append((count, options["settled"]))
+        return race(graphs, count, *rest, **options)
+
+    monkeypatch.setattr(watch, "race", seen)
+    product = plan(us, us)
+    pool = Pool("f16", [product.key.shape], seed=0, device="cpu")
+    candidates = confirm.contenders(product, (), {KERNEL})
+    found = [confirm.instance(watch, pool, product, candidates, 7, rested) for rested in (False, True)]
+    assert [instance.clock for instance in found] == clocks
+    wanted: list[object] = []
+    for clock, count in zip(clocks, rounds, strict=True):
+        wanted += ["rest"] * (clock == "rested") + [(count, clock == "settled")]
+    assert events == wanted
+
+
+def test_a_wrong_rival_does_not_become_the_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = install(monkeypatch)
+    wrong, right = "sm90_f16_tn_128x256x64_s4_c1x1_coop2", "sm90_f16_tn_64x64x64_s8_c1x1_coop1"
+    gpu.us = {KERNEL: 4.0, wrong: 1.0, right: 2.0}
+    gpu.wrong = {wrong}
+    watch, old = FakeWatch(gpu), plan(4.0, 5.0)
+    pool = Pool("f16", [old.key.shape], seed=0, device="cpu")
+    rivals = [Candidate(wrong), Candidate(right)]
+    runs = [confirm.instance(watch, pool, old, confirm.contenders(old, rivals, {KERNEL, wrong, right}), rounds=3)]
+    winner = confirm.fastest(old, runs, lambda candidate: confirm.computes_rightly(watch, pool, old, candidate))
+    assert winner is not None
+    assert winner.kernel == right
+
+
+def test_what_was_confirmed_before_a_failure_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu = install(monkeypatch)
+    gpu.us = {KERNEL: 3.0}
+    first, second = (Plan(Key("f16", "tn", m, 512, 512), KERNEL, Knobs(), 4.0, 5.0) for m in (256, 512))
+    path = tmp_path / "table.csv"
+    plans.write(path, plans.Table({"gpu": "fake"}, {first.key: first, second.key: second}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(provenance, "provenance", lambda: {"gpu": "fake"})
+    instance, calls = confirm.instance, []
+
+    def fail(*arguments: Any, **options: Any) -> Any:
+        calls.append(arguments)
+        if len(calls) > 2:
+            raise RuntimeError("an illegal memory access was encountered")
+        return instance(*arguments, **options)
+
+    monkeypatch.setattr(confirm, "instance", fail)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        confirm.main([str(path), "--log", str(tmp_path / "log.csv")])
+    kept = plans.read(path)
+    assert [plan.us for plan in kept.plans.values()] == [3.0, 4.0]
+    assert kept.header["confirmed"] == "1 of 2 plans, 2 instances"
+
+
+def test_names_of_earlier_versions_are_no_rivals() -> None:
+    assert confirm.contenders(plan(1.0, 1.0), [Candidate("sm90_f16_tn_old")], {KERNEL}) == [Candidate(KERNEL)]
+
+
 def test_the_best_of_a_log_are_rivals(tmp_path: Path) -> None:
     key = Key("f16", "tn", 512, 512, 512)
     log = Journal(tmp_path / "log.csv.gz", resume=False)
     log.add(Entry(key, Candidate(f"sm90_f16_tn_64x{n}x64_s4_c1x1_coop1"), 10.0 + n, "final") for n in (8, 16, 24))
+    wrong = Candidate("sm90_f16_tn_64x32x64_s4_c1x1_coop1")
+    log.add([Entry(key, wrong, 1.0, "top"), Entry(key, wrong, None, "check", "its result is wrong")])
     log.close()
     found = confirm.rivals_of([], str(tmp_path / "log.csv.gz"), 2)
     assert {problem: [c.kernel for c in candidates] for problem, candidates in found.items()} == {

@@ -82,12 +82,29 @@ class TestMeasure:
         times = watch.race(graphs, rounds=3, settled=True)
         assert [len(values) for values in times.values()] == [3, 3]
         assert len(gpu.raced) == 2 * (rounds + 3)
-        now[0] += measure.SETTLED_WITHIN_S / 2
-        watch.race(graphs, rounds=3, settled=True)  # it has just been busy
+        now[0] += measure.SETTLED_FOR_S / 2
+        watch.race(graphs, rounds=3, settled=True)  # one has only just ended
         assert len(gpu.raced) == 2 * (rounds + 6)
-        now[0] += measure.SETTLED_WITHIN_S * 2
+
+    @pytest.mark.parametrize("between", ["time", "rest", "another race"])
+    def test_it_settles_in_full_again(self, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, between: str) -> None:
+        now = [100.0]
+        monkeypatch.setattr(measure.time, "monotonic", lambda: now[0])
+        monkeypatch.setattr(measure.time, "sleep", lambda s: None)
+        name = next(iter(F16_TN))
+        gpu.us = {name: 1000.0}
+        watch = FakeWatch(gpu)
+        graphs = {name: watch.kernel(name, Knobs(), [_operands().gemm()], 1)}
+        watch.race(graphs, rounds=100, settled=True)
+        if between == "time":
+            now[0] += measure.SETTLED_FOR_S * 2
+        elif between == "rest":
+            watch.rest()
+        else:
+            watch.race(graphs, rounds=1)
+        gpu.raced.clear()
         watch.race(graphs, rounds=3, settled=True)
-        assert len(gpu.raced) == 2 * (2 * rounds + 9)
+        assert len(gpu.raced) == round(measure.SETTLED_US / 1000.0) + 3
 
 
 class TestCost:
@@ -181,12 +198,13 @@ class TestTuner:
     def test_long_products_race_few_kernels_and_orders_of_the_best(
         self, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(tuner_module, "LONG_US", 0.0)
+        monkeypatch.setattr(tuner_module, "TENSOR_LONG_US", 0.0)
         monkeypatch.setattr(tuner_module, "MOST_LONG", 4)
         shape = Shape(1024, 1024, 512)
         few = [spec.name for spec in cost.shortlist(F16_TN.values(), shape, 40)[:4]]
         gpu.us = {few[2]: 2.0, few[1]: 2.5, few[0]: 3.0, few[3]: 9.0}
         tuner = _tuner(gpu)
+        monkeypatch.setattr(measure, "LONG_US", 1.5)
         medians = tuner.watch.medians
         settled_seen: list[bool] = []
 
@@ -203,10 +221,10 @@ class TestTuner:
         assert {candidate.kernel for candidate in finalists} == set(few[:3])
         orders = {(c.knobs.group, c.knobs.raster) for c in finalists if c.kernel == few[2]}
         assert orders == {(8, 0), (8, 1), (16, 0), (16, 1)}
-        assert settled_seen == [True] * 2
+        assert settled_seen == [True] * 2, "of the first stage by the prediction, of the last by what was seen"
 
     def test_a_long_stream_of_weights_races_as_any_other(self, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(tuner_module, "LONG_US", 0.0)
+        monkeypatch.setattr(tuner_module, "TENSOR_LONG_US", 0.0)
         monkeypatch.setattr(tuner_module, "MOST_LONG", 2)
         tuner = _tuner(gpu)
         tuner.tune(_operands(Shape(16, 8192, 8192)))

@@ -80,6 +80,8 @@ def test_parse_rejects_a_name_that_is_not_canonical() -> None:
         ({"swap": True, "bm": 100, "bn": 128}, "bm=100; expected a multiple of 8"),
         ({"swap": True, "bm": 264, "bn": 128, "stages": 2}, "bm=264; expected a multiple of 8, 8 to 256"),
         ({"swap": True, "bm": 88, "bn": 128, "cluster_n": 2}, "8-row"),
+        ({"swap": True, "bm": 32, "bn": 512, "stages": 2, "cluster_m": 1}, "512 rows of B: each of 1 CTAs"),
+        ({"bm": 384, "bn": 64, "stages": 3, "consumers": 3}, "bm=384: each of 1 CTAs"),
     ],
 )
 def test_rules_reject_what_cannot_compile(change: dict[str, object], message: str) -> None:

@@ -77,13 +77,13 @@ def main() -> int:
             for shape in SHAPES:
                 error = launch(tools, timer, cuda, chosen, layout, shape)
                 wrong += not error < 0.1
-                print(f"{mode} {layout} {shape}: {chosen}: largest error {error:.4f}", flush=True)
+                knobs = " ".join(f"{name}={value}" for name, value in knobs_for(chosen).items())
+                print(f"{mode} {layout} {shape}: {chosen} {knobs}: largest error {error:.4f}", flush=True)
     return 1 if wrong else 0
 
 
 def launch(tools: Any, timer: Any, cuda: Cuda, kernel: str, layout: str, shape: tuple[int, int, int]) -> float:
-    """The largest absolute error of one launch: K shared through the workspace, or persistent on few CTAs, where the
-    kernel allows it."""
+    """The largest absolute error of one launch, with knobs_for the kernel."""
     m, n, k = shape
     random = np.random.default_rng(0)
     a = random.standard_normal((m, k)).astype(np.float16)
@@ -94,13 +94,18 @@ def launch(tools: Any, timer: Any, cuda: Cuda, kernel: str, layout: str, shape: 
         a=pointers[0], b=pointers[1], c=pointers[2], bias=0, m=m, n=n, k=k,
         lda=k, ldb=stored.shape[1], ldc=n, dtype="f16", layout=layout,
     )  # fmt: skip
-    shared = {"split": 3} if kernel.endswith("_ws") else {"ctas": 5}
-    timer.launch(kernel, tools.Knobs(group=2, raster=1, pdl=False, **shared), gemm)
+    timer.launch(kernel, tools.Knobs(group=2, raster=1, pdl=False, **knobs_for(kernel)), gemm)
     timer.synchronize(300.0)
     result = cuda.download(pointers[2], (m, n))
     for pointer in pointers:
         cuda.free(pointer)
     return float(np.abs(result.astype(np.float64) - a.astype(np.float64) @ b.astype(np.float64)).max())
+
+
+def knobs_for(kernel: str) -> dict[str, int]:
+    """How to launch a kernel: K shared through the workspace where it has one, else persistent on few CTAs, which where
+    it can (stream-K) they share."""
+    return {"split": 3} if "ws" in kernel.split("_") else {"ctas": 5}
 
 
 def load_tools() -> Any:

@@ -24,6 +24,7 @@ SHARED = [
     ("stream_k", {"split": 5}),
     ("stream_k", {"ctas": 13}),
     ("workspace", {"split": 5}),
+    ("swapped workspace", {"split": 5}),
     ("streamed", {"ctas": 10}),
 ]
 MANY = 40
@@ -31,14 +32,17 @@ MANY = 40
 
 
 def _kernel(kind: str = "stream_k") -> str:
-    """A kernel that shares tiles by a split and by stream-K, by one of them (workspace, streamed), or by none."""
+    """A kernel that shares tiles by a split and by stream-K, by one of them (workspace, streamed), or by none; a
+    swapped one where the kind says so."""
     kinds = {(True, True): "stream_k", (False, True): "workspace", (True, False): "streamed", (False, False): "none"}
+    swapped = kind.startswith("swapped ")
     native = tools.load()
     major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
     found = [
         kernel["name"]
         for kernel in (native.kernels() if native else [])
-        if kinds[kernel["stream_k"], kernel["workspace"]] == kind
+        if kinds[kernel["stream_k"], kernel["workspace"]] == kind.removeprefix("swapped ")
+        and KernelSpec.parse(kernel["name"]).swap == swapped
         and (kernel["dtype"], kernel["layout"]) == ("f16", "tn")
         and kernel["min_arch"] <= 10 * major + minor <= kernel["max_arch"]
     ]
