@@ -102,7 +102,10 @@ def roofline_us(shape: Shape) -> float:
 
 
 def _without_plan(table: Table, key: Key) -> list[str]:
-    found = ["plan      none for this shape: cudal2.matmul runs torch.matmul (cuBLAS)"]
+    runs = "cudal2.matmul runs torch.matmul (cuBLAS)"
+    if key.dtype == "f16acc16":
+        runs = 'accumulate="fp16" runs what f16 has, with fp32 accumulation'
+    found = [f"plan      none for this shape: {runs}"]
     near = table.nearest(key)
     if near is not None:
         found.append(f"nearest   {near.key.shape.m} x {near.key.shape.n} x {near.key.shape.k}: {near.kernel}")

@@ -201,6 +201,8 @@ def read(path: str | Path) -> Table:
             line = line.rstrip("\r\n")
             if line.startswith("#"):
                 name, value = _entry(line)
+                if name == "arch" and not re.fullmatch(r"[0-9]{1,3}(\.[0-9])?", value):
+                    raise PlanError(f"{path}:{number}: arch={value!r}; expected a compute capability such as 9.0")
                 if name == "sms" and not (value.isascii() and value.isdigit() and int(value) > 0):
                     raise PlanError(f"{path}:{number}: sms={value!r}; expected a positive integer")
                 header[name] = value
@@ -250,7 +252,10 @@ def render(table: Table) -> str:
 
 
 def replace_file(path: Path, text: str) -> None:
-    """Write `text` beside `path`, then move it there."""
+    """Write `text` beside `path`, or what that links to, then move it there. Raises OSError, also if it is no file."""
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        raise OSError(f"{path} is there and no regular file")
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

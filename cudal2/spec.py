@@ -37,6 +37,9 @@ _FLAGS: dict[str, Any] = {"sk": True, "ws": True, "tma": True, "swap": True, "an
 """What the words of a name stand for that are neither a number nor themselves."""
 
 
+MOST_NAME = 120
+"""Characters of the longest name that is read."""
+
 COPIES = ("early", "stagger", "spread")
 
 
@@ -120,7 +123,9 @@ class KernelSpec:
     @classmethod
     def parse(cls, name: str) -> KernelSpec:
         """The spec that has this canonical name. Raises SpecError if none has."""
-        match = next((found for pattern in _NAMES if (found := pattern.fullmatch(name))), None)
+        match = None
+        if len(name) <= MOST_NAME:
+            match = next((found for pattern in _NAMES if (found := pattern.fullmatch(name))), None)
         if not match:
             raise SpecError(f"kernel name {name!r} is not of the form sm90_f16_tn_128x256x64_s4_c2x1_coop2")
         fields: dict[str, Any] = {
@@ -242,6 +247,10 @@ class KernelSpec:
         dtypes = ALL_DTYPES if self.family == "multistage" else DTYPES
         if self.dtype not in dtypes or self.layout not in LAYOUTS:
             return f"dtype={self.dtype!r}, layout={self.layout!r}; expected one of {dtypes} and {LAYOUTS}"
+        tile = ("bm", "bn", "bk", "stages", "cluster_m", "cluster_n", "split")
+        for name in (*tile, "consumers", "warps_m", "warps_n", "warps_k"):
+            if getattr(self, name) < 1:
+                return f"{name}={getattr(self, name)}; at least 1"
         if self.family != "direct" and self.stages < 2:
             return f"stages={self.stages}; at least 2"
         if self.family != "sm90" and not 32 <= self.threads <= 1024:
@@ -256,7 +265,13 @@ class KernelSpec:
             "direct": self._direct_problem,
             "multistage": self._multistage_problem,
         }
-        return problems[self.family]()
+        return problems[self.family]() or self._unnamed()
+
+    def _unnamed(self) -> str | None:
+        """Which field the family does not have: its name does not show it."""
+        named = KernelSpec.parse(self.name)
+        different = [name for name, value in vars(self).items() if getattr(named, name) != value]
+        return f"{self.family} kernels have no choice of {', '.join(different)}" if different else None
 
     def _sm90_problem(self) -> str | None:
         if not 1 <= self.consumers <= 3:

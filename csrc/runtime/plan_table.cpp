@@ -244,7 +244,8 @@ std::vector<std::pair<Key, Plan>> read_plans(const std::string& path, int arch, 
 
 std::string& plan_directory() {
   static std::string directory = [] {
-    if (const char* chosen = std::getenv("CUDAL2_PLANS")) return std::string(chosen);
+    const char* chosen = std::getenv("CUDAL2_PLANS");
+    if (chosen != nullptr && *chosen != '\0') return std::string(chosen);  // empty: as if unset, as in plans.py
     Dl_info info;
     if (dladdr(reinterpret_cast<const void*>(&find_plan), &info) == 0 || info.dli_fname == nullptr)
       return std::string();

@@ -28,6 +28,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TextIO
 
 import torch
 
@@ -37,7 +38,7 @@ from cudal2.search import journal, measure, provenance
 from cudal2.search.journal import Candidate
 from cudal2.search.measure import MOST_LAUNCHES, REPLAY_US, native_knobs
 from cudal2.search.tuner import OWN_MARGIN
-from cudal2.spec import KernelSpec, SpecError
+from cudal2.spec import ALL_DTYPES, KernelSpec, SpecError
 
 WORST_LOSS = 0.97
 
@@ -50,7 +51,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m cudal2.search.confirm", description=__doc__.split("\n")[0])
     parser.add_argument("table", help="plan table to confirm and rewrite")
     parser.add_argument("--log", required=True, help="CSV to write: one row per plan, or rival, and instance")
-    parser.add_argument("--dtype", help="only the plans of this dtype")
+    parser.add_argument("--dtype", choices=ALL_DTYPES, help="only the plans of this dtype")
     parser.add_argument("--rivals", action="append", default=[], help="another plan table; may be given several times")
     parser.add_argument("--rivals-log", help="a sweep's log, of which the best --top of each problem are rivals")
     parser.add_argument("--top", type=int, default=3, help="how many of them (default 3)")
@@ -59,21 +60,27 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--budget-seconds", type=float, default=math.inf, help="stop, with what there is, after this")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args(argv)
+    for name in ("top", "instances", "rounds"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} {getattr(options, name)}; expected 1 or more")
     if not torch.cuda.is_available():
         print("confirm: no GPU that this torch can use; it measures, so it needs one", file=sys.stderr)
         return 3
     try:
         table = measured_here(options.table)
         rivals = rivals_of([measured_here(path) for path in options.rivals], options.rivals_log, options.top)
-    except (OSError, plans.PlanError) as error:
+        file = open(options.log, "w", newline="")  # noqa: SIM115  (before anything is measured)
+    except (OSError, plans.PlanError, journal.JournalError) as error:
         print(f"confirm: {error}", file=sys.stderr)
         return 2
     confirmed: list[Plan] = []
     try:
-        _confirm(table, rivals, options, confirmed)
+        with file:
+            _confirm(table, rivals, options, file, confirmed)
     finally:  # what there is, should the device fail
-        table.header["confirmed"] = f"{len(confirmed)} of {len(table.plans)} plans, {options.instances} instances"
-        plans.write(options.table, table)
+        if confirmed:
+            table.header["confirmed"] = f"{len(confirmed)} of {len(table.plans)} plans, {options.instances} instances"
+            plans.write(options.table, table)
     print(summary(confirmed))
     return 0
 
@@ -117,37 +124,37 @@ def _confirm(
     table: plans.Table,
     rivals: Mapping[Problem, Sequence[Candidate]],
     options: argparse.Namespace,
+    file: TextIO,
     confirmed: list[Plan],
 ) -> None:
     """Replaces plans of the table by confirmed ones, and adds these to `confirmed`."""
     end = time.monotonic() + options.budget_seconds
     compiled = set(tools.kernel_names())
-    with open(options.log, "w", newline="") as file:
-        header = {**provenance.provenance(), "mode": "graph, PDL off", "table": table.header.get("commit", "unknown")}
-        file.writelines(f"# {name}: {value}\n" for name, value in header.items())
-        log = csv.writer(file, lineterminator="\n")
-        log.writerow([*plans.COLUMNS[:10], "instance", "clock", "us", "torch_us"])
-        for dtype in sorted({key.dtype for key in table.plans if options.dtype in (None, key.dtype)}):
-            rows = [plan for key, plan in table.plans.items() if key.dtype == dtype]
-            pool = measure.Pool(dtype, [plan.key.shape for plan in rows], options.seed)
-            watch = measure.Stopwatch(seed=options.seed)
-            for plan in progress.bar(rows, "plan"):
-                if time.monotonic() > end:
-                    print(f"confirm: budget spent after {len(confirmed)} plans", file=sys.stderr)
-                    return
-                candidates = contenders(plan, rivals.get(plan.key[1:], ()), compiled)
-                runs = [
-                    instance(watch, pool, plan, candidates, options.rounds, rested=index % 2 == 1)
-                    for index in range(options.instances)
-                ]
-                for index, run in enumerate(runs):
-                    for candidate, us in run.times.items():
-                        how = [*candidate.knobs.fields[:4], index, run.clock]
-                        log.writerow([*plan.key, candidate.kernel, *how, f"{us:.3f}", f"{run.torch_us:.3f}"])
-                if winner := fastest(plan, runs, partial(computes_rightly, watch, pool, plan)):
-                    table.plans[plan.key] = winner
-                    confirmed.append(winner)
-            del pool
+    header = {**provenance.provenance(), "mode": "graph, PDL off", "table": table.header.get("commit", "unknown")}
+    file.writelines(f"# {name}: {value}\n" for name, value in header.items())
+    log = csv.writer(file, lineterminator="\n")
+    log.writerow([*plans.COLUMNS[:10], "instance", "clock", "us", "torch_us"])
+    for dtype in sorted({key.dtype for key in table.plans if options.dtype in (None, key.dtype)}):
+        rows = [plan for key, plan in table.plans.items() if key.dtype == dtype]
+        pool = measure.Pool(dtype, [plan.key.shape for plan in rows], options.seed)
+        watch = measure.Stopwatch(seed=options.seed)
+        for plan in progress.bar(rows, "plan"):
+            if time.monotonic() > end:
+                print(f"confirm: budget spent after {len(confirmed)} plans", file=sys.stderr)
+                return
+            candidates = contenders(plan, rivals.get(plan.key[1:], ()), compiled)
+            runs = [
+                instance(watch, pool, plan, candidates, options.rounds, rested=index % 2 == 1)
+                for index in range(options.instances)
+            ]
+            for index, run in enumerate(runs):
+                for candidate, us in run.times.items():
+                    how = [*candidate.knobs.fields[:4], index, run.clock]
+                    log.writerow([*plan.key, candidate.kernel, *how, f"{us:.3f}", f"{run.torch_us:.3f}"])
+            if winner := fastest(plan, runs, partial(computes_rightly, watch, pool, plan)):
+                table.plans[plan.key] = winner
+                confirmed.append(winner)
+        del pool
 
 
 @dataclass(frozen=True)

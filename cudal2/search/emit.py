@@ -135,7 +135,7 @@ def write(root: Path = ROOT, specs: Iterable[KernelSpec] | None = None) -> list[
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m cudal2.search.emit", description=__doc__)
     parser.add_argument("--check", action="store_true", help="change nothing; exit 1 if any file is out of date")
     options = parser.parse_args()
     changed = stale() if options.check else write()

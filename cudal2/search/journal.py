@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import gzip
+import math
 import zlib
 from collections import Counter, defaultdict
 from collections.abc import Iterable
@@ -17,6 +18,10 @@ COLUMNS = ["dtype", "layout", "m", "n", "k", "kernel", "group", "raster", "ctas"
 CRASH = "crash"
 RANKED_STAGES = ("top", "knobs", "final")
 CHECK = "check"
+
+
+class JournalError(ValueError):
+    """A file that is no log of a search, or a malformed line of one; the message names them."""
 
 
 @dataclass(frozen=True)
@@ -79,24 +84,38 @@ class Journal:
 def read(path: str | Path) -> Iterable[Entry]:
     """The entries of a log. A last line that was cut short by a crash is left out.
 
-    Logs from before the knob `split` have no such column: it was 1.
+    Logs from before the knob `split` have no such column: it was 1. Raises JournalError, naming file and line, if it is
+    no log, and OSError if it is not there.
     """
     with _open(Path(path), "rt") as file:
         rows = csv.DictReader(file)
+        try:
+            missing = [name for name in COLUMNS if name != "split" and name not in (rows.fieldnames or ())]
+        except (EOFError, OSError, zlib.error, ValueError, csv.Error) as error:
+            raise JournalError(f"{path}: no log of a search: {error}") from None
+        if missing:
+            raise JournalError(f"{path}: no log of a search: it has no column {', '.join(missing)}")
         while True:
             try:
                 row = next(rows, None)
+                if row is None:
+                    return
+                if None not in row.values() and None not in row:
+                    yield _entry(row)
             except (EOFError, OSError, zlib.error):
                 return
-            if row is None:
-                return
-            if None in row.values() or None in row:
-                continue
-            key = Key(row["dtype"], row["layout"], int(row["m"]), int(row["n"]), int(row["k"]))
-            group, raster, ctas, split = (int(row.get(name, "1")) for name in ("group", "raster", "ctas", "split"))
-            knobs = Knobs(group, raster, ctas, split, row["pdl"] == "1")
-            us = float(row["us"]) if row["us"] else None
-            yield Entry(key, Candidate(row["kernel"], knobs), us, row["stage"], row["note"])
+            except (ValueError, csv.Error) as error:
+                raise JournalError(f"{path}:{rows.line_num}: {error}") from None
+
+
+def _entry(row: dict[str, str]) -> Entry:
+    key = Key(row["dtype"], row["layout"], int(row["m"]), int(row["n"]), int(row["k"]))
+    group, raster, ctas, split = (int(row.get(name, "1")) for name in ("group", "raster", "ctas", "split"))
+    knobs = Knobs(group, raster, ctas, split, row["pdl"] == "1")
+    us = float(row["us"]) if row["us"] else None
+    if us is not None and not (math.isfinite(us) and us > 0):
+        raise ValueError(f"us={row['us']}; expected a time in µs, above 0")
+    return Entry(key, Candidate(row["kernel"], knobs), us, row["stage"], row["note"])
 
 
 def best(path: str | Path, top: int) -> dict[tuple[str, int, int, int], list[Candidate]]:

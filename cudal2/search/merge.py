@@ -15,26 +15,30 @@ from cudal2.plans import PlanError, Table
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Merge. Returns 0, or 2 with one line on stderr if a table is malformed or of another GPU."""
+    """Merge. Returns 0, or 2 with one line on stderr if tables are malformed or do not go together, or on an OSError."""
     parser = argparse.ArgumentParser(prog="python -m cudal2.search.merge", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("out")
     parser.add_argument("tables", nargs="+")
     options = parser.parse_args(argv)
     try:
         merged = merge([plans.read(path) for path in options.tables])
+        plans.write(options.out, merged)
     except (PlanError, OSError) as error:
         print(f"merge: {error}", file=sys.stderr)
         return 2
-    plans.write(options.out, merged)
     print(f"{options.out}: {len(merged.plans)} plans")
     return 0
 
 
 def merge(tables: list[Table]) -> Table:
-    """The plans of all, the last one's header. Raises PlanError if they are of several GPUs."""
+    """The plans of all, the last one's header. Raises PlanError if they are of several GPUs, or some of rules only."""
     gpus = sorted({table.gpu for table in tables})
     if len(gpus) != 1:
         raise PlanError(f"tables of several GPUs: {', '.join(map(repr, gpus))}")
+    if len({table.rules for table in tables}) != 1:
+        raise PlanError(
+            "some tables were measured and some come from rules: a table says one of the two of all its plans"
+        )
     merged = Table(dict(tables[-1].header), {})
     for table in tables:
         merged.plans.update(table.plans)

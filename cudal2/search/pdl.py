@@ -65,8 +65,9 @@ def main(argv: list[str] | None = None) -> int:
     raced = _race(table, options, log)
     log.close()
     gaining = sum(race.gains for race in raced)
-    table.header["pdl"] = f"{gaining} plans gain, of {len(raced)} raced"
-    plans.write(options.table, table)
+    if raced or not any(worth_racing(plan, table) for plan in table.plans.values()):
+        table.header["pdl"] = f"{gaining} plans gain, of {len(raced)} raced"
+        plans.write(options.table, table)
     print(summary(raced))
     return 0
 

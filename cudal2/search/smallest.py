@@ -96,7 +96,11 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     try:
         found = ratios(e for log in options.logs for e in journal.read(Path(log)))
-        chosen = cover(found, options.within, options.keep)
+        if not found:
+            raise ValueError(f"no measurements in {', '.join(options.logs)}")
+        if unknown := set(options.keep) - {name for by_kernel in found.values() for name in by_kernel}:
+            raise ValueError(f"--keep {' '.join(sorted(unknown))}: not among the kernels measured")
+        chosen = cover(found, options.within, dict.fromkeys(options.keep))
     except (OSError, ValueError) as error:
         print(f"smallest: {error}", file=sys.stderr)
         return 2

@@ -96,13 +96,19 @@ def _work(options: argparse.Namespace) -> int:
     if not set(layouts) <= set(LAYOUTS):
         raise SystemExit(f"--layout {options.layout}: expected nn, tn or nn,tn")
     if not torch.cuda.is_available():
-        raise SystemExit("sweep: no GPU that this torch can use; a sweep measures, so it needs one")
+        print("sweep: no GPU that this torch can use; a sweep measures, so it needs one", file=sys.stderr)
+        return 3
     torch.cuda.set_device(options.device)
-    chosen = selection(options)
-    seeds = journal.best(options.seed_log, options.top) if options.seed_log else {}  # before a log of that name is new
     out = Path(options.out)
+    try:
+        chosen = selection(options)
+        seeds = journal.best(options.seed_log, options.top) if options.seed_log else {}  # before a log of that name is
+        table = _compiled_only(plans.read(out), set(tools.kernel_names())) if out.exists() else Table({}, {})
+    except (OSError, ValueError) as error:
+        raise SystemExit(f"sweep: {error}") from None
+    if table.rules:
+        raise SystemExit(f"--out {out}: its plans come from rules, and a sweep's are measured: name another file")
     source = provenance.provenance(options.device)
-    table = _compiled_only(plans.read(out), set(tools.kernel_names())) if out.exists() else Table({}, {})
     if table.plans and table.gpu != source["gpu"]:
         raise SystemExit(f"--out {out}: measured on {table.gpu}, and this is {source['gpu']}: name another file")
     table.header = {**table.header, **source, "mode": "graph, PDL off"}

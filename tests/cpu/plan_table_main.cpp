@@ -69,7 +69,7 @@ const char* unsupported_knobs(const KernelInfo& kernel, const LaunchKnobs& knobs
 
 int main(int argc, char** argv) {
   std::setlocale(LC_ALL, "");
-  cudal2::set_plan_directory(argv[1]);
+  if (*argv[1] != '\0') cudal2::set_plan_directory(argv[1]);
   try {
     const cudal2::DeviceStatus status = cudal2::device_status(0);
     std::printf("plans=%d tuned=%d rules=%d\n", status.plans, status.tuned, status.rules);

@@ -177,6 +177,27 @@ def test_what_was_confirmed_before_a_failure_is_kept(tmp_path: Path, monkeypatch
     assert kept.header["confirmed"] == "1 of 2 plans, 2 instances"
 
 
+@pytest.mark.parametrize("arguments", [["--log", "no/such/folder/log.csv"], ["--budget-seconds", "0"]])
+def test_a_table_of_which_nothing_was_confirmed_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    install(monkeypatch)
+    path = tmp_path / "table.csv"
+    plans.write(path, _table(KERNEL, "f16"))
+    before = path.read_text()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(provenance, "provenance", lambda: {"gpu": "fake"})
+    monkeypatch.chdir(tmp_path)
+    assert confirm.main([str(path), "--log", "log.csv", *arguments]) == (2 if "--log" in arguments else 0)
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize("arguments", [["--instances", "0"], ["--top", "-1"], ["--rounds", "0"], ["--dtype", "fp16"]])
+def test_options_are_checked_first(arguments: list[str]) -> None:
+    with pytest.raises(SystemExit):
+        confirm.main(["table.csv", "--log", "log.csv", *arguments])
+
+
 def test_names_of_earlier_versions_are_no_rivals() -> None:
     assert confirm.contenders(plan(1.0, 1.0), [Candidate("sm90_f16_tn_old")], {KERNEL}) == [Candidate(KERNEL)]
 

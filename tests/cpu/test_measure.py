@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -361,6 +362,34 @@ class TestJournal:
         resumed.add(self.ENTRIES[:1])
         resumed.close()
         assert tuple(journal.read(tmp_path / name)) == (*self.ENTRIES, self.ENTRIES[0])
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("", "it has no column dtype"),
+            ("# head\na,b\n1,2\n", "it has no column dtype"),
+            ("\0\0", "no log of a search"),
+            (
+                f"{','.join(journal.COLUMNS)}\nf16,tn,8,x,24,k,8,0,0,1,0,2.5,top,\n",
+                "log.csv:2: invalid literal for int",
+            ),
+            (f"{','.join(journal.COLUMNS)}\nf16,tn,8,8,24,k,8,0,0,1,0,0,top,\n", "log.csv:2: us=0; expected a time"),
+            (
+                f"{','.join(journal.COLUMNS)}\nf16,tn,8,8,24,k,8,0,0,1,0,nan,top,\n",
+                "log.csv:2: us=nan; expected a time",
+            ),
+        ],
+    )
+    def test_what_is_no_log_is_named(self, text: str, reason: str, tmp_path: Path) -> None:
+        (tmp_path / "log.csv").write_text(text)
+        with pytest.raises(journal.JournalError, match=re.escape(reason)):
+            list(journal.read(tmp_path / "log.csv"))
+
+    def test_bytes_are_no_log(self, tmp_path: Path) -> None:
+        for name in ("log.csv", "log.csv.gz"):
+            (tmp_path / name).write_bytes(bytes(range(256)) * 8)
+            with pytest.raises(journal.JournalError, match=f"{name}: no log of a search"):
+                list(journal.read(tmp_path / name))
 
     def test_a_log_from_before_split(self, tmp_path: Path) -> None:
         old = "dtype,layout,m,n,k,kernel,group,raster,ctas,pdl,us,stage,note\nf16,tn,8,16,24,k_a,4,1,132,1,2.5,top,\n"

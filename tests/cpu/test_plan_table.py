@@ -52,6 +52,26 @@ def test_a_plan_is_found_by_its_whole_key(load: Load) -> None:
     ]
 
 
+@pytest.mark.parametrize(("folder", "plans"), [("other", 1), ("", 2)])
+def test_the_folder_is_the_environment_s_or_beside_the_library_s(
+    program: Path, tmp_path: Path, folder: str, plans: int
+) -> None:
+    (tmp_path / "lib").mkdir()
+    shutil.copy(program, tmp_path / "lib" / "main")
+    for name, rows in (("other", ROW), ("plans", ROW + ROW.replace("256", "512"))):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "h200.csv").write_text(HEADER + COLUMNS + rows)
+    chosen = str(tmp_path / folder) if folder else ""  # empty: as if unset
+    result = subprocess.run(
+        [str(tmp_path / "lib" / "main"), ""],
+        env={**os.environ, "KERNELS": KERNEL, "CUDAL2_PLANS": chosen},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert result.stdout == f"plans={plans} tuned=1 rules=0\n"
+
+
 def test_windows_line_ends_and_blank_lines(load: Load) -> None:
     assert load((HEADER + COLUMNS + "\n" + ROW).replace("\n", "\r\n")).stdout == "plans=1 tuned=1 rules=0\n"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -244,11 +245,42 @@ class TestMerge:
         assert "tables of several GPUs: 'NVIDIA A100', 'NVIDIA H200'" in capsys.readouterr().err
         assert not (tmp_path / "out.csv").exists()
 
+    @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+    def test_measured_and_rules_do_not_mix(
+        self, order: tuple[int, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        paths = [str(tmp_path / "a.csv"), str(tmp_path / "b.csv")]
+        plans.write(paths[0], _table(_plan(8, 8, 8)))
+        plans.write(paths[1], Table({"gpu": "NVIDIA H200", "source": "rules"}, {}))
+        assert merge.main([str(tmp_path / "out.csv"), *(paths[index] for index in order)]) == 2
+        assert "some tables were measured and some come from rules" in capsys.readouterr().err
 
-@pytest.mark.parametrize("sms", ["0", "-5", "abc", ""])
-def test_a_malformed_header_is_named(sms: str, tmp_path: Path) -> None:
+    def test_what_is_no_file_is_not_replaced(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        table = str(tmp_path / "a.csv")
+        plans.write(table, _table(_plan(8, 8, 8)))
+        os.mkfifo(tmp_path / "pipe")
+        for target in (tmp_path / "pipe", tmp_path):
+            assert merge.main([str(target), table]) == 2
+            assert "no regular file" in capsys.readouterr().err
+        assert (tmp_path / "pipe").is_fifo()
+
+    def test_a_link_is_followed(self, tmp_path: Path) -> None:
+        table, link = tmp_path / "a.csv", tmp_path / "link.csv"
+        plans.write(table, _table(_plan(8, 8, 8)))
+        link.symlink_to(table)
+        plans.write(link, _table(_plan(16, 8, 8)))
+        assert link.is_symlink()
+        assert [key.m for key in plans.read(table).plans] == [16]
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [(f"sms: {sms}", f"sms='{sms}'; expected a positive integer") for sms in ("0", "-5", "abc", "")]
+    + [(f"arch: {arch}", f"arch='{arch}'; expected a compute capability") for arch in ("nine", "-9.0", "9.0.1", "")],
+)
+def test_a_malformed_header_is_named(line: str, reason: str, tmp_path: Path) -> None:
     path = tmp_path / "h200.csv"
     plans.write(path, _table(_plan(64, 128, 256)))
-    path.write_text(f"# sms: {sms}\n{path.read_text()}")
-    with pytest.raises(PlanError, match=f"h200.csv:1: sms='{sms}'; expected a positive integer"):
+    path.write_text(f"# {line}\n{path.read_text()}")
+    with pytest.raises(PlanError, match=re.escape(f"h200.csv:1: {reason}")):
         plans.read(path)

@@ -81,3 +81,12 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert "2 of 3 kernels keep 3 problems within 1.01" in capsys.readouterr().out
     assert smallest.main([str(tmp_path / "none.csv")]) == 2
     assert capsys.readouterr().err.startswith("smallest: ")
+
+
+@pytest.mark.parametrize("keep", [[], ["bogus"]])
+def test_what_was_not_measured_is_an_error(keep: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = Journal(tmp_path / "log.csv", resume=False)
+    log.add(ENTRIES if keep else [])
+    log.close()
+    assert smallest.main([str(tmp_path / "log.csv"), "--keep", *keep]) == 2
+    assert ("--keep bogus" if keep else "no measurements in") in capsys.readouterr().err

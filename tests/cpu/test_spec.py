@@ -45,7 +45,18 @@ def test_every_compiled_name_round_trips_and_is_unique() -> None:
     assert len({spec.name for spec in specs}) == len(specs)
 
 
-@pytest.mark.parametrize("name", ["", "sm90_f16_tn_128x256x64", "sm80_f16_tn_64x64x64_s4_w2x2k1", WMMA.name + "x"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "sm90_f16_tn_128x256x64",
+        "sm80_f16_tn_64x64x64_s4_w2x2k1",
+        WMMA.name + "x",
+        DIRECT.name + "_swap",
+        "sm90_f16_tn_96x64x64_s5_c1x1_coop1_swap_tma",
+        f"direct_f16_nn_{'9' * 5000}x8x32_w1x1k1",
+    ],
+)
 def test_parse_rejects_other_names(name: str) -> None:
     with pytest.raises(SpecError, match="is not of the form"):
         KernelSpec.parse(name)
@@ -76,6 +87,8 @@ def test_parse_rejects_a_name_that_is_not_canonical() -> None:
         ({"schedule": "ping", "bn": 128, "workspace": True}, "not with ping"),
         ({"stream_k": True, "workspace": True}, "not with a split"),
         ({"bn": 72, "cluster_m": 2}, "8-row"),
+        ({"split": 0}, "split=0; at least 1"),
+        ({"warps_m": 7, "copies": "spread"}, "sm90 kernels have no choice of warps_m, copies"),
         ({"swap": True, "bn": 96}, "bn=96: each of the consumers needs a multiple of 64 rows"),
         ({"swap": True, "bm": 100, "bn": 128}, "bm=100; expected a multiple of 8"),
         ({"swap": True, "bm": 264, "bn": 128, "stages": 2}, "bm=264; expected a multiple of 8, 8 to 256"),
@@ -113,6 +126,8 @@ def test_wmma_rules(change: dict[str, int]) -> None:
         ({"bk": 1024}, "registers"),
         ({"warps_k": 64, "bk": 2048}, "threads"),
         ({"cluster_n": 2}, "no cluster"),
+        ({"swap": True}, "direct kernels have no choice of swap"),
+        ({"bm": 0}, "bm=0; at least 1"),
     ],
 )
 def test_direct_rules(change: dict[str, object], message: str) -> None:
