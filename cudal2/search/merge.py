@@ -15,7 +15,7 @@ from cudal2.plans import PlanError, Table
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Merge. Returns 0, or 2 with one line on stderr if tables are malformed or do not go together, or on an OSError."""
+    """Merge. Returns 0, or 2 with one line on stderr: tables malformed or of different kinds, or an OSError."""
     parser = argparse.ArgumentParser(prog="python -m cudal2.search.merge", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("out")
     parser.add_argument("tables", nargs="+")
