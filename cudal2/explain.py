@@ -206,4 +206,6 @@ def _measured(plan: Plan) -> list[str]:
 def _expected(plan: Plan) -> list[str]:
     us, shape = plan.measured[plan.use != "own"], plan.key.shape
     rates = f"{shape.flops / us / 1e6:.1f} TFLOP/s, {shape.bytes / us / 1e3:.0f} GB/s"
-    return [f"expected  {us:.2f} µs, {rates}, {100 * roofline_us(shape) / us:.0f} % of the roofline"]
+    part = 100 * roofline_us(shape) / us
+    note = " (of memory; the operands stayed in L2)" if part > 100 else ""
+    return [f"expected  {us:.2f} µs, {rates}, {part:.0f} % of the roofline{note}"]

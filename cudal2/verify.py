@@ -17,6 +17,7 @@ from cudal2.spec import ALL_DTYPES, LAYOUTS, KernelSpec
 from cudal2.verifier import Session, Subject
 
 NO_GPU = 3
+KNOBS = "8,0,0,1,0"
 SAMPLE = 64
 """Grid shapes that are checked where neither --grid nor --shape says which."""
 
@@ -32,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--dtype", default=",".join(ALL_DTYPES), help="f16, bf16, f16acc16; default: all")
     parser.add_argument("--layout", default=",".join(LAYOUTS), help="nn, tn or both (default)")
     parser.add_argument(
-        "--knobs", default="8,0,0,1,0", metavar="G,R,C,S,P", help="group, raster, ctas, split, pdl for --kernel"
+        "--knobs", default=KNOBS, metavar="G,R,C,S,P", help="group, raster, ctas, split, pdl for --kernel on --shape"
     )
     parser.add_argument("--seed", type=int, help="of the random inputs; default: another each time")
     parser.add_argument("--quick", action="store_true", help="fewer shapes")
@@ -44,8 +45,10 @@ def run(options: argparse.Namespace) -> int:
     dtypes, layouts = (_subset(options, "dtype", ALL_DTYPES), _subset(options, "layout", LAYOUTS))
     if options.family and (options.kernel or not (options.shape or options.grid)):
         raise ValueError(f"--family {options.family} goes with --grid or --shape, and not with --kernel")
+    if options.knobs != KNOBS and not (options.kernel and options.shape):
+        raise ValueError(f"--knobs {options.knobs} goes with --kernel and --shape")
     if not torch.cuda.is_available():
-        if options.shape and not (options.kernel or options.family):
+        if options.shape and not (options.kernel or options.family or options.grid):
             return _on_cpu(options.shape, dtypes, layouts, seed)
         print(
             "verify: no GPU that this torch can use, so no kernel can run here; --shape M,N,K checks the CPU fallback"

@@ -38,6 +38,9 @@ SETTLED_US, SETTLED_FOR_S = 40_000.0, 0.01
 REST_S, RESTED_US = 0.05, 15_000.0
 """A device that has rested so long keeps its clock for so much work."""
 
+IDLE_S, WAKE_US = 0.5, 20_000.0
+"""A device that has been idle for so long has lowered its clocks; so much work brings them back."""
+
 REPLAY_US, MOST_LAUNCHES = 250.0, 50
 """What a replay takes whose figure is reported, and the launches that it holds at most."""
 
@@ -123,7 +126,9 @@ class Stopwatch:
         self.busy_us = 0.0
         """Device time of all races so far."""
         self._random = random.Random(seed)
-        self._settled_at = -math.inf  # when the last race ended that was settled
+        self._idle_s = IDLE_S
+        self._raced_at = -math.inf  # when the last race ended
+        self._settled_at = -math.inf  # and the last that was settled
 
     def scope(self) -> AbstractContextManager[Any]:
         """Makes the timing stream torch's current one: work on operands then needs no synchronization with it."""
@@ -173,6 +178,8 @@ class Stopwatch:
         """
         if settled:
             self._settle(graphs, timeout_s, before)
+        elif time.monotonic() - self._raced_at > self._idle_s:
+            self._keep_busy(WAKE_US, graphs, timeout_s, before)
         names = list(graphs)
         order: list[int] = []
         for _ in range(rounds):
@@ -189,7 +196,8 @@ class Stopwatch:
                 times[names[index]].append(us)
             busy += us * natives[index].launches
         self.busy_us += busy
-        self._settled_at = time.monotonic() if settled else -math.inf
+        self._raced_at = time.monotonic()
+        self._settled_at = self._raced_at if settled else -math.inf
         return times
 
     def rest(self) -> None:
@@ -199,14 +207,19 @@ class Stopwatch:
         self._settled_at = -math.inf
 
     def _settle(self, graphs: Mapping[K, Any], timeout_s: float, before: Any) -> None:
-        """Race until the device is settled: once, and as often again as by the time of that it takes."""
-        if not graphs or time.monotonic() - self._settled_at <= SETTLED_FOR_S:
+        if time.monotonic() - self._settled_at > SETTLED_FOR_S:
+            self._keep_busy(SETTLED_US, graphs, timeout_s, before)
+
+    def _keep_busy(self, us: float, graphs: Mapping[K, Any], timeout_s: float, before: Any) -> None:
+        """Race untimed for so long: once, and as often again as by the time of that it takes."""
+        if not graphs:
             return
+        self._raced_at = time.monotonic()  # the device is being woken
         start = self.busy_us
         self.race(graphs, 1, timeout_s, before)
         once = self.busy_us - start
-        if 0 < once < SETTLED_US:
-            self.race(graphs, math.ceil(SETTLED_US / once) - 1, timeout_s, before)
+        if 0 < once < us:
+            self.race(graphs, math.ceil(us / once) - 1, timeout_s, before)
 
     def medians(self, graphs: Mapping[K, Any], rounds: int, settled: bool = False) -> dict[K, float]:
         """The median of `race` by contender."""

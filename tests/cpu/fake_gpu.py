@@ -195,6 +195,8 @@ class FakeWatch(measure.Stopwatch):
         self.sms = 132
         self._random = random.Random(0)
         self._settled_at = -math.inf
+        self._raced_at = -math.inf
+        self._idle_s = math.inf  # however slow the CPU is
 
     def calls(self, call: Callable[[int], object], launches: int, warm: bool = True) -> Any:
         self.timer.queued_us = TORCH_US

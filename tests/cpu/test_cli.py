@@ -85,6 +85,13 @@ def test_explain_says_whether_pdl_is_used(flag: bool, switch: bool, said: str) -
     assert not any(line.startswith("pdl") for line in cublas)
 
 
+def test_explain_says_why_a_time_is_below_the_roofline() -> None:
+    key = Key("f16", "tn", 1, 4096, 4096)
+    plan = Plan(key, "sm90_f16_tn_64x16x128_s8_c1x1_coop1", Knobs(), us=7.0, torch_us=8.0)
+    (line,) = (out for out in explain.lines(Table({}, {key: plan}), key, "h200.csv") if out.startswith("expected"))
+    assert line.endswith("112 % of the roofline (of memory; the operands stayed in L2)")
+
+
 def test_explain_without_a_plan_names_the_nearest(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
     assert _explain("4000", "4096", "4096") == 0
     out = capsys.readouterr().out
@@ -274,6 +281,10 @@ def test_errors_are_one_line_with_exit_code_2(table: Table, capsys: pytest.Captu
         (["explain", "64", str(2**31), "64"], "M,N,K = 64,2147483648,64; expected positive integers below 2^31"),
         (["explain", "64", "64", "64", "--gpu", "b300"], "gpu='b300' has no plan table"),
         (["verify", "--shape", "8,8", "--dtype", "f16"], "expected three positive integers M,N,K"),
+        (
+            ["verify", "--shape", "8,8,8", "--knobs", "8,0,132,1,0"],
+            "--knobs 8,0,132,1,0 goes with --kernel and --shape",
+        ),
     ):
         assert cli.main(arguments) == 2
         error = capsys.readouterr().err.strip().splitlines()

@@ -87,6 +87,23 @@ class TestMeasure:
         watch.race(graphs, rounds=3, settled=True)  # one has only just ended
         assert len(gpu.raced) == 2 * (rounds + 6)
 
+    def test_an_idle_device_is_woken_first(self, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch) -> None:
+        now = [100.0]
+        monkeypatch.setattr(measure.time, "monotonic", lambda: now[0])
+        name = next(iter(F16_TN))
+        gpu.us = {name: 10.0}
+        watch = FakeWatch(gpu)
+        watch._idle_s = measure.IDLE_S
+        graphs = {name: watch.kernel(name, Knobs(), [_operands().gemm()], 100)}
+        waking = round(measure.WAKE_US / 1000.0)
+        replays = []
+        for pause in (0.0, measure.IDLE_S / 2, measure.IDLE_S * 2):
+            now[0] += pause
+            gpu.raced.clear()
+            assert len(watch.race(graphs, rounds=3)[name]) == 3
+            replays.append(len(gpu.raced))
+        assert replays == [waking + 3, 3, waking + 3]
+
     @pytest.mark.parametrize("between", ["time", "rest", "another race"])
     def test_it_settles_in_full_again(self, gpu: FakeGpu, monkeypatch: pytest.MonkeyPatch, between: str) -> None:
         now = [100.0]
