@@ -99,9 +99,10 @@ def spacer() -> None:
     torch.cuda._sleep(_SPACER_CYCLES)
 
 
-def graph(watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int, us: float) -> Samples:
-    """Replays of the graphs, interleaved, of a product of about `us`."""
-    return watch.race({name: captured.graph for name, captured in graphs.items()}, rounds, settled=us >= LONG_US)
+def graph(watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int, us: float, before: Any = None) -> Samples:
+    """Replays of the graphs, interleaved, of a product of about `us`; another graph `before` each, untimed."""
+    contenders = {name: captured.graph for name, captured in graphs.items()}
+    return watch.race(contenders, rounds, before=before, settled=us >= LONG_US)
 
 
 def isolated(watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int, us: float) -> Samples:
@@ -162,11 +163,8 @@ class Cold:
         return others
 
     def race(self, watch: Stopwatch, graphs: Mapping[Name, Captured], rounds: int, us: float) -> Samples:
-        if not self.flushed:
-            return graph(watch, graphs, rounds, us)
-        flush = watch.calls(lambda _: torch.amax(self._flush, dim=1, out=self._sink), 1)
-        contenders = {name: captured.graph for name, captured in graphs.items()}
-        return watch.race(contenders, rounds, before=flush, settled=us >= LONG_US)
+        flush = watch.calls(lambda _: torch.amax(self._flush, dim=1, out=self._sink), 1) if self.flushed else None
+        return graph(watch, graphs, rounds, us, before=flush)
 
 
 # Wall-clock modes -----------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ which torch does not have, it comes from how rounding errors add up.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -85,17 +84,15 @@ class Bound:
 
 
 class Judge:
-    """Says whether kernels compute c = a @ b rightly: within Bound on this data, by torch.matmul's own errors there."""
+    """Says whether products of a and b are right: within Bound on this data, by torch.matmul's own errors there."""
 
-    def __init__(self, a: torch.Tensor, b: torch.Tensor, c: torch.Tensor, dtype: str):
-        self._c, self._wanted = c, reference(a, b)
-        torch.matmul(a, b, out=c)
-        numbers = torch.cat([errors(c, self._wanted), magnitude(self._wanted)]).tolist()
+    def __init__(self, a: torch.Tensor, b: torch.Tensor, dtype: str):
+        self._wanted = reference(a, b)
+        by_torch = errors(torch.matmul(a, b), self._wanted)
+        numbers = torch.cat([by_torch, magnitude(self._wanted)]).tolist()
         self._bound = Bound.of((numbers[0], numbers[1]), (numbers[2], numbers[3]), dtype, a.shape[1])
 
-    def problem(self, run: Callable[[], object]) -> str | None:
-        """What is wrong with what `run` writes to c; None: nothing."""
-        self._c.fill_(float("nan"))
-        run()
-        error_max, error_rms = errors(self._c, self._wanted).tolist()
+    def problem(self, result: torch.Tensor) -> str | None:
+        """What is wrong with it; None: nothing."""
+        error_max, error_rms = errors(result, self._wanted).tolist()
         return self._bound.problem((error_max, error_rms))

@@ -93,11 +93,7 @@ def _row(phase: str, layer: str, m: int, options: argparse.Namespace, on_gpu: bo
 
 
 def _problem(activations: torch.Tensor, weight: torch.Tensor, result: torch.Tensor, dtype: str) -> str | None:
-    wanted = check.reference(activations, weight.t())
-    by_torch = check.errors(torch.matmul(activations, weight.t()), wanted)
-    numbers = torch.stack([by_torch, check.magnitude(wanted), check.errors(result, wanted)]).tolist()
-    bound = check.Bound.of(tuple(numbers[0]), tuple(numbers[1]), dtype, weight.shape[1])
-    return bound.problem(tuple(numbers[2]))
+    return check.Judge(activations, weight.t(), dtype).problem(result)
 
 
 def _planned(key: Key) -> Plan | None:

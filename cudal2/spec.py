@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from dataclasses import dataclass, replace
 from typing import Any
@@ -121,6 +122,7 @@ class KernelSpec:
         return "_".join([head, *(word for word, present in words.items() if present)])
 
     @classmethod
+    @functools.cache
     def parse(cls, name: str) -> KernelSpec:
         """The spec that has this canonical name. Raises SpecError if none has."""
         match = None
@@ -181,6 +183,11 @@ class KernelSpec:
         return self.bn if self.swap else self.bm
 
     @property
+    def warpgroup_rows(self) -> int:
+        """sm90: of them, those of one consumer warpgroup."""
+        return self.accumulator_rows if self.schedule == "ping" else self.accumulator_rows // self.consumers
+
+    @property
     def accumulator_columns(self) -> int:
         """sm90: N of its wgmma instructions, any multiple of 8: along N, or with `swap` along M."""
         return self.bm if self.swap else self.bn
@@ -190,8 +197,7 @@ class KernelSpec:
         """Registers of accumulators per consumer thread."""
         if self.family != "sm90":
             return self.bm * self.bn // (32 * self.warps_m * self.warps_n) // (2 if self.dtype == "f16acc16" else 1)
-        rows = self.accumulator_rows if self.schedule == "ping" else self.accumulator_rows // self.consumers
-        return rows * self.accumulator_columns // 128
+        return self.warpgroup_rows * self.accumulator_columns // 128
 
     @property
     def smem_bytes(self) -> int:
@@ -276,20 +282,20 @@ class KernelSpec:
     def _sm90_problem(self) -> str | None:
         if not 1 <= self.consumers <= 3:
             return f"consumers={self.consumers}; expected 1 to 3"
-        side, extent, other = ("bn", self.bn, self.bm) if self.swap else ("bm", self.bm, self.bn)
-        rows = extent if self.schedule == "ping" else extent // self.consumers
-        if rows % 64 or rows == 0 or (self.schedule == "coop" and extent % self.consumers):
-            return f"{side}={extent}: each of the consumers needs a multiple of 64 rows"
+        side, other = ("bn", "bm") if self.swap else ("bm", "bn")
+        rows, columns = self.accumulator_rows, self.accumulator_columns
+        if self.warpgroup_rows % 64 or self.warpgroup_rows == 0 or (self.schedule == "coop" and rows % self.consumers):
+            return f"{side}={rows}: each of the consumers needs a multiple of 64 rows"
         if self.schedule == "ping" and self.consumers != 2:
             return f"consumers={self.consumers}: ping has exactly 2"
         if self.schedule == "ping" and self.split != 1:
             return f"split={self.split}: ping does not split K"
-        if other % 8 or not 8 <= other <= 256:
-            return f"{'bm' if self.swap else 'bn'}={other}; expected a multiple of 8, 8 to 256"
+        if columns % 8 or not 8 <= columns <= 256:
+            return f"{other}={columns}; expected a multiple of 8, 8 to 256"
         if self.bk % 64 or self.bk == 0:
             return f"bk={self.bk}; expected a multiple of 64 (one 128-byte swizzle row)"
         registers = {1: 255, 2: 224, 3: 160}[self.consumers]
-        if self.accumulator_registers + 32 > registers or (self.consumers == 3 and other > 192):
+        if self.accumulator_registers + 32 > registers or (self.consumers == 3 and columns > 192):
             return f"{self.accumulator_registers} accumulator registers do not fit {self.threads} threads"
         if not 1 <= self.cluster_size <= 8 and self.cluster_size != 16:
             return f"cluster of {self.cluster_size} CTAs; expected 1 to 8, or 16"

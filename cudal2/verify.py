@@ -186,13 +186,9 @@ def _on_cpu(shape: Shape, dtypes: list[str], layouts: list[str], seed: int) -> i
     device = torch.device("cpu")
     for dtype in dtypes:
         inputs = problem.normal(shape, TORCH_DTYPES[dtype], problem.generator(seed, shape, device))
-        wanted = check.reference(inputs.a, inputs.nn)
         for layout in layouts:
-            by_torch = check.errors(torch.matmul(inputs.a, inputs.b(layout)), wanted).tolist()
-            result = Subject(dtype, layout).dispatched(inputs.a, inputs.b(layout))
-            own = check.errors(result, wanted).tolist()
-            bound = check.Bound.of(tuple(by_torch), tuple(check.magnitude(wanted).tolist()), dtype, shape.k)
-            reason = bound.problem(tuple(own))
+            b = inputs.b(layout)
+            reason = check.Judge(inputs.a, b, dtype).problem(Subject(dtype, layout).dispatched(inputs.a, b))
             failures += reason is not None
             print(f"{dtype} {layout} {shape}: {reason or 'passed'}")
     return 1 if failures else 0

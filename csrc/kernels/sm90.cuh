@@ -121,6 +121,8 @@ __device__ __forceinline__ uint64_t wgmma_descriptor(uint32_t address, int panel
 // (nn's B) in `Columns`. Distances are in bytes.
 template <bool Across, int Columns, int Panel>
 struct Operand {
+  static constexpr bool kAcross = Across;
+
   // To the 16 elements of K of a step: 32 bytes inside a panel's row, or 16 of its rows.
   static constexpr int step(int index) {
     return Across ? index * 16 * Columns * 2 : index / 4 * Panel + index % 4 * 32;
@@ -140,8 +142,7 @@ __device__ __forceinline__ void multiply_stage(Accumulator<Config>& accumulator,
   using B = Operand<!Config::kTn, Config::kPanelColumnsB, Config::kPanelB>;
   using Rows = std::conditional_t<Config::kSwap, B, A>;
   using Columns = std::conditional_t<Config::kSwap, A, B>;
-  constexpr bool kAcross = !Config::kTn;  // B
-  using Mma = Wgmma<typename Config::T, Config::kTileColumns, Config::kSwap && kAcross, !Config::kSwap && kAcross>;
+  using Mma = Wgmma<typename Config::T, Config::kTileColumns, Rows::kAcross, Columns::kAcross>;
   const uint32_t a = smem.a(stage), b = smem.b(stage);
   const uint64_t rows = Rows::descriptor((Config::kSwap ? b : a) + Rows::row(first_row));
   const uint64_t columns = Columns::descriptor(Config::kSwap ? a : b);

@@ -38,7 +38,7 @@ from cudal2.search import journal, measure, provenance
 from cudal2.search.journal import Candidate
 from cudal2.search.measure import MOST_LAUNCHES, REPLAY_US, native_knobs
 from cudal2.search.tuner import OWN_MARGIN
-from cudal2.spec import ALL_DTYPES, KernelSpec, SpecError
+from cudal2.spec import ALL_DTYPES
 
 WORST_LOSS = 0.97
 
@@ -111,12 +111,8 @@ def contenders(plan: Plan, rivals: Sequence[Candidate], compiled: set[str]) -> l
     """The plan's kernel and its rivals for the plan's dtype, without programmatic dependent launch: those compiled."""
     found: dict[Candidate, None] = {}
     for candidate in (Candidate(plan.kernel, plan.knobs), *rivals):
-        try:
-            name = KernelSpec.parse(candidate.kernel).variant(plan.key.dtype, plan.key.layout).name
-        except SpecError:  # of an earlier version
-            continue
-        if name in compiled:
-            found[Candidate(name, replace(candidate.knobs, pdl=False))] = None
+        if same := candidate.for_dtype(plan.key.dtype, compiled):
+            found[replace(same, knobs=replace(same.knobs, pdl=False))] = None
     return list(found)
 
 
@@ -205,13 +201,12 @@ def instance(
 def computes_rightly(watch: measure.Stopwatch, pool: measure.Pool, plan: Plan, candidate: Candidate) -> bool:
     """Whether a candidate's result is within check.Bound on random data."""
     operands = pool.operands(plan.key.shape, plan.key.layout)
-
-    def run() -> None:
+    with watch.scope():
+        judge = check.Judge(operands.a, operands.b, operands.dtype)
+        operands.c.fill_(float("nan"))
         watch.timer.launch(candidate.kernel, native_knobs(candidate.knobs), operands.gemm())
         watch.synchronize(timeout_s=10.0)
-
-    with watch.scope():
-        return check.Judge(operands.a, operands.b, operands.c, operands.dtype).problem(run) is None
+        return judge.problem(operands.c) is None
 
 
 def fastest(plan: Plan, runs: Sequence[Instance], is_right: Callable[[Candidate], bool]) -> Plan | None:

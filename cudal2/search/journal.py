@@ -7,12 +7,13 @@ import gzip
 import math
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Container, Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TextIO, cast
 
 from cudal2.plans import Key, Knobs
+from cudal2.spec import KernelSpec, SpecError
 
 COLUMNS = ["dtype", "layout", "m", "n", "k", "kernel", "group", "raster", "ctas", "split", "pdl", "us", "stage", "note"]
 CRASH = "crash"
@@ -30,6 +31,15 @@ class Candidate:
 
     kernel: str
     knobs: Knobs = field(default_factory=Knobs)
+
+    def for_dtype(self, dtype: str, names: Container[str]) -> Candidate | None:
+        """The same for a dtype; None if its kernel is not among the names, or its own name is of another version."""
+        try:
+            spec = KernelSpec.parse(self.kernel)
+        except SpecError:
+            return None
+        name = spec.variant(dtype, spec.layout).name
+        return replace(self, kernel=name) if name in names else None
 
 
 @dataclass(frozen=True)
@@ -98,14 +108,15 @@ def read(path: str | Path) -> Iterable[Entry]:
         while True:
             try:
                 row = next(rows, None)
-                if row is None:
-                    return
-                if None not in row.values() and None not in row:
-                    yield _entry(row)
+                entry = None if row is None or None in row.values() or None in row else _entry(row)
             except (EOFError, OSError, zlib.error):
                 return
             except (ValueError, csv.Error) as error:
                 raise JournalError(f"{path}:{rows.line_num}: {error}") from None
+            if row is None:
+                return
+            if entry is not None:
+                yield entry
 
 
 def _entry(row: dict[str, str]) -> Entry:
@@ -137,11 +148,10 @@ def best(path: str | Path, top: int) -> dict[tuple[str, int, int, int], list[Can
         old = kernels.get(entry.candidate.kernel)
         if old is None or rank[:2] < old[:2]:
             kernels[entry.candidate.kernel] = rank
+    ranked = {key: sorted(kernels.values(), key=lambda rank: rank[:2]) for key, kernels in found.items()}
     return {
-        key: [rank[2] for rank in sorted(kernels.values(), key=lambda rank: rank[:2]) if rank[2].kernel not in wrong][
-            :top
-        ]
-        for key, kernels in found.items()
+        key: [candidate for *_, candidate in ranks if candidate.kernel not in wrong][:top]
+        for key, ranks in ranked.items()
     }
 
 

@@ -64,9 +64,6 @@ _SM90 = """
 192x128x64 s5  ping2  1x2 tma sk swap
 """
 
-_OPTIONS = {"tma": "tma_store", "ws": "workspace", "sk": "stream_k", "swap": "swap"}
-"""Fields of KernelSpec by the words that stand for them above."""
-
 # Tile, stages, then warps along M x N, and those that split each BK. For Turing: elsewhere direct is faster.
 _WMMA = """
 16x32x64   s4 1x2k2
@@ -123,23 +120,14 @@ def _tile(text: str) -> tuple[int, int, int]:
     return bm, bn, bk
 
 
-def _cluster(text: str) -> tuple[int, int, int]:
-    shared, _, split = text.partition("k")
-    cluster_m, cluster_n = (int(part) for part in shared.split("x"))
-    return cluster_m, cluster_n, int(split or 1)
-
-
 def _sm90() -> list[KernelSpec]:
     specs = []
     for line in _SM90.split("\n")[1:-1]:
         tile, stages, workers, *rest = line.split()
-        options: dict[str, Any] = {field: word in rest for word, field in _OPTIONS.items()}
-        base = KernelSpec("sm90", "f16", "tn", *_tile(tile), int(stages[1:]), **options)
-        base = replace(base, schedule=workers[:-1], consumers=int(workers[-1]))
-        for cluster in rest:
-            if cluster not in _OPTIONS:
-                cluster_m, cluster_n, split = _cluster(cluster)
-                specs.append(replace(base, cluster_m=cluster_m, cluster_n=cluster_n, split=split))
+        options = [word for word in rest if word.isalpha()]
+        for cluster in rest[: len(rest) - len(options)]:
+            name = "_".join(["sm90_f16_tn", tile, stages, f"c{cluster}", workers, *options])
+            specs.append(KernelSpec.parse(name))
     return specs
 
 

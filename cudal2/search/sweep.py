@@ -137,7 +137,7 @@ def _work(options: argparse.Namespace) -> int:
             break
         tuner = tuners[key.layout]
         known = seeds.get((key.layout, key.m, key.n, key.k), [])
-        start = [seed for candidate in known if (seed := _for_dtype(candidate, options.dtype, tuner.specs))]
+        start = [seed for candidate in known if (seed := candidate.for_dtype(options.dtype, tuner.specs))]
         try:
             plan = tuner.tune(pool.operands(key.shape, key.layout), start, careful=crashes[key] > 0)
         except DeviceFailure as error:
@@ -171,12 +171,6 @@ def _compiled_only(table: Table, names: set[str]) -> Table:
 
 def _specs(names: Iterable[str], culprits: set[str]) -> dict[str, KernelSpec]:
     return {name: KernelSpec.parse(name) for name in names if name not in culprits}
-
-
-def _for_dtype(candidate: Candidate, dtype: str, known: dict[str, KernelSpec]) -> Candidate | None:
-    spec = KernelSpec.parse(candidate.kernel)
-    name = spec.variant(dtype, spec.layout).name
-    return Candidate(name, candidate.knobs) if name in known else None
 
 
 def _geomean(ratios: list[float]) -> float:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 from cudal2 import check, plans
@@ -196,13 +195,14 @@ class _Run:
 
     def right_ones(self, ranking: list[Candidate], count: int) -> list[Candidate]:
         """The first `count` of the ranking that compute rightly: within check.Bound on this random data."""
-        judge = check.Judge(self.operands.a, self.operands.b, self.operands.c, self.key.dtype)
+        judge = check.Judge(self.operands.a, self.operands.b, self.key.dtype)
         passed: list[Candidate] = []
         for candidate in ranking:
             if len(passed) == count:
                 break
-            problem = judge.problem(partial(self.run_alone, candidate, journal.CHECK))
-            if problem:
+            self.operands.c.fill_(float("nan"))
+            self.run_alone(candidate, journal.CHECK)
+            if problem := judge.problem(self.operands.c):
                 self.refuse(candidate, journal.CHECK, problem)
             else:
                 passed.append(candidate)
@@ -210,8 +210,7 @@ class _Run:
 
     def final(self, finalists: list[Candidate]) -> Plan:
         """Race the finalists with the baselines and make the plan of the fastest."""
-        seen = [entry.us for entry in self.tuner.entries if entry.us is not None]
-        launches = launches_for(min(seen, default=1.0), target_us=200.0)
+        launches = launches_for(self.fastest(1.0), target_us=200.0)
         graphs = {
             candidate: self.watch.kernel(candidate.kernel, candidate.knobs, [self.gemm], launches)
             for candidate in finalists
@@ -229,8 +228,7 @@ class _Run:
         assert self.tuner.lt is not None
         try:
             problem = cublaslt.Problem(self.tuner.lt, self.operands)
-            seen = [entry.us for entry in self.tuner.entries if entry.us is not None]
-            fastest = cublaslt.autotune(problem, self.watch, min(seen, default=1.0)).order[0]
+            fastest = cublaslt.autotune(problem, self.watch, self.fastest(1.0)).order[0]
             return {
                 name: cublaslt.graphs(problem, self.watch, [index], launches)[index]
                 for name, index in ((LT, fastest), (LT_HEURISTIC, 0))
@@ -239,15 +237,17 @@ class _Run:
             self.refuse(LT, "final", str(error))
             return {}
 
+    def fastest(self, default: float) -> float:
+        """µs of the fastest measured so far, or the default."""
+        return min((entry.us for entry in self.tuner.entries if entry.us is not None), default=default)
+
     # Device ----------------------------------------------------------------------------------------------------------
 
     def race(self, stage: str, graphs: dict[Candidate, Any], rounds: int) -> dict[Candidate, float]:
         if not graphs:
             return {}
         try:
-            seen = [entry.us for entry in self.tuner.entries if entry.us is not None]
-            settled = min(seen, default=self.expected) >= measure.LONG_US
-            times = self.watch.medians(graphs, rounds, settled=settled)
+            times = self.watch.medians(graphs, rounds, settled=self.fastest(self.expected) >= measure.LONG_US)
         except RuntimeError as error:
             raise DeviceFailure(f"{stage} of {self.key}: {error}") from error
         self.tuner.entries += [Entry(self.key, candidate, us, stage) for candidate, us in times.items()]
